@@ -1,0 +1,1 @@
+"""Corral: benchmarks of LLM agents against simulation-backed environments."""

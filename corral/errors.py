@@ -1,0 +1,334 @@
+"""Every exception that Corral raises, and the kinds of failure that a record can name.
+
+The class writes the sentence; a raise site passes facts only. Who is to blame shows in the branch::
+
+    CorralError
+    ├── ConfigError (ValueError)          the caller: an argument, a task graph, a session that does not match
+    │   ├── TaskGraphError                unknown ids, cycles, duplicates
+    │   └── SessionMismatch               a recorded session whose plan, model or environment differs
+    ├── NotFound (LookupError)            the caller: a task, trial or episode that does not exist or is closed
+    ├── JournalError                      the session's files: unreadable, locked by another run, not writable
+    ├── TrialError                        one attempt of one trial; ``kind`` decides what follows
+    │   ├── WorkerDied                    the trial process ended by itself (exit code or signal)
+    │   ├── MemoryExceeded                ended because its process tree passed the memory limit
+    │   ├── DeadlineExceeded              ended because a time limit passed
+    │   ├── EnvStartError                 the environment could not be loaded, built or set up
+    │   ├── ToolError                     a tool broke the trial (it asked the process to exit)
+    │   ├── AgentError                    the agent raised
+    │   ├── ScoringError                  the scorer raised, or gave something that is no score
+    │   ├── SubmissionError               the answer cannot be accepted
+    │   ├── SerializationError            a value cannot leave its process
+    │   ├── InfrastructureError           what an agent depends on failed: its endpoint, quota or connection
+    │   ├── NotRun                        an upstream task of the chain failed
+    │   └── Cancelled                     the run was stopped first
+    └── ProtocolError                     Corral itself: please report it
+"""
+
+from __future__ import annotations
+
+import signal as _signal
+import traceback as _traceback
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Self
+
+TRACEBACK_LIMIT = 16_384
+"""Characters of a traceback kept in a record; the end of it is kept, where the cause stands."""
+
+
+class FailureKind(StrEnum):
+    """Why an attempt has no ordinary result. The kind decides retry, grading and the exit status."""
+
+    WORKER_DIED = "worker_died"
+    MEMORY = "memory"
+    TRIAL_TIMEOUT = "trial_timeout"
+    TOOL_TIMEOUT = "tool_timeout"
+    CONFIGURE_TIMEOUT = "configure_timeout"
+    ENV_START = "env_start"
+    TOOL = "tool"
+    AGENT = "agent"
+    SCORING = "scoring"
+    SUBMISSION = "submission"
+    SERIALIZATION = "serialization"
+    INFRASTRUCTURE = "infrastructure"
+    NOT_RUN = "not_run"
+    CANCELLED = "cancelled"
+
+    @property
+    def retried(self) -> bool:
+        """Whether another attempt may follow: only where the machinery failed, not the trial."""
+        return self in _RETRIED
+
+    @property
+    def graded(self) -> bool:
+        """Whether the trial counts as graded with 0: it ended by the agent's own doing."""
+        return self in _GRADED
+
+
+_RETRIED = frozenset({FailureKind.WORKER_DIED, FailureKind.ENV_START, FailureKind.INFRASTRUCTURE})
+_GRADED = frozenset({FailureKind.TRIAL_TIMEOUT, FailureKind.SUBMISSION})
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """An exception as text: what crosses process borders and is kept in records.
+
+    Exception objects themselves never cross: a class from a user's script, or one whose ``__init__`` wants more
+    than it passes on, cannot be rebuilt on the other side.
+    """
+
+    type: str
+    message: str
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Describe ``error``, its causes and notes."""
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        try:
+            message = str(error)
+        except Exception:
+            message = "<its text cannot be made>"
+        try:
+            text = "".join(_traceback.format_exception(error))
+        except Exception:
+            text = f"{name}: {message}"
+        return cls(name, message, text[-TRACEBACK_LIMIT:])
+
+    def __str__(self) -> str:
+        """The error in one line: ``TypeName: message``."""
+        short = self.type.rpartition(".")[2]
+        return f"{short}: {self.message}" if self.message else short
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV`` for 11; ``signal 99`` where the system has no name for it."""
+    try:
+        return _signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_exit(status: int | None) -> str:
+    """How a process ended, from its status: negative is a signal's number, as in ``subprocess``."""
+    if status is None:
+        return "ended (its exit status is not known)"
+    if status < 0:
+        return f"was killed by signal {-status} ({signal_name(-status)})"
+    return f"ended with exit code {status}"
+
+
+class CorralError(Exception):
+    """The root of the tree."""
+
+
+class ConfigError(CorralError, ValueError):
+    """An argument or a combination of arguments that cannot be used; nothing was started."""
+
+
+class TaskGraphError(ConfigError):
+    """The tasks do not form a usable dependency graph: unknown or duplicate ids, or a cycle."""
+
+
+class SessionMismatch(ConfigError):
+    """A recorded session was made for another plan, model or environment."""
+
+    def __init__(self, session_id: str, differences: list[str]) -> None:
+        self.session_id = session_id
+        self.differences = differences
+        lines = "".join(f"\n  - {line}" for line in differences)
+        super().__init__(
+            f"session {session_id!r} was recorded for something else and is left as it is:{lines}\n"
+            "Go on with the original settings, or start a new session under another id."
+        )
+
+
+class NotFound(CorralError, LookupError):
+    """A task, trial or episode that does not exist, or is closed."""
+
+    def __init__(self, what: str, name: str, known: list[str] | None = None) -> None:
+        self.what = what
+        self.name = name
+        hint = ""
+        if known:
+            shown = ", ".join(repr(k) for k in known[:10])
+            hint = f"; known: {shown}" + (" ..." if len(known) > 10 else "")
+        super().__init__(f"no {what} {name!r} is open here{hint}")
+
+    def __str__(self) -> str:
+        """The sentence, without the quotes that a LookupError would add."""
+        return str(self.args[0])
+
+
+class JournalError(CorralError):
+    """The session's files cannot be read, locked or written."""
+
+
+class ProtocolError(CorralError):
+    """The two sides of a worker's connection disagree: a fault of Corral itself."""
+
+
+class TrialError(CorralError):
+    """One attempt of one trial ended without an ordinary result.
+
+    ``record`` holds the original exception as text where there was one; ``exit_status`` how the trial process ended
+    (negative: the signal) where it did; ``output`` the tail of what it printed.
+    """
+
+    kind: ClassVar[FailureKind]
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        record: ErrorRecord | None = None,
+        exit_status: int | None = None,
+        output: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.record = record
+        self.exit_status = exit_status
+        self.output = output
+
+
+class WorkerDied(TrialError):
+    """The trial process ended by itself, in the middle of an attempt."""
+
+    kind = FailureKind.WORKER_DIED
+
+    @classmethod
+    def during(cls, phase: str, *, pid: int, slot: int, status: int | None, output: str = "") -> Self:
+        """The trial process ``pid`` on ``slot`` ended while ``phase`` ran."""
+        return cls(
+            f"the trial process (pid {pid}, slot {slot}) {describe_exit(status)} during {phase}",
+            exit_status=status,
+            output=output,
+        )
+
+    @classmethod
+    def lost(cls, phase: str, *, pid: int, slot: int, output: str = "") -> Self:
+        """The trial process still ran, but its connection was gone; it was killed."""
+        return cls(
+            f"the connection to the trial process (pid {pid}, slot {slot}) was lost during {phase}; it was killed",
+            output=output,
+        )
+
+
+class MemoryExceeded(TrialError):
+    """The trial process's tree passed the memory limit and was killed."""
+
+    kind = FailureKind.MEMORY
+
+    @classmethod
+    def during(cls, phase: str, *, limit: int, peak: int, output: str = "") -> Self:
+        """``limit`` and ``peak`` in bytes."""
+        mib = 2**20
+        return cls(
+            f"the trial's processes used {peak / mib:.0f} MiB during {phase}, over the memory limit of "
+            f"{limit / mib:.0f} MiB, and were killed",
+            output=output,
+        )
+
+
+class DeadlineExceeded(TrialError):
+    """A time limit passed. Its ``kind`` names which: of the trial, of a tool call, of configuring."""
+
+    kind = FailureKind.TRIAL_TIMEOUT
+
+    @classmethod
+    def of_trial(cls, seconds: float) -> Self:
+        """The trial's own limit passed."""
+        return cls(f"the trial did not end within its limit of {seconds:g} s")
+
+    @classmethod
+    def of_call(cls, phase: str, seconds: float) -> Self:
+        """One call into the environment did not return in time."""
+        return cls(f"{phase} did not end within its limit of {seconds:g} s")
+
+
+class ToolTimeout(DeadlineExceeded):
+    """A tool call did not return within ``tool_timeout``."""
+
+    kind = FailureKind.TOOL_TIMEOUT
+
+
+class ConfigureTimeout(DeadlineExceeded):
+    """``configure_additional_apps`` did not return within ``configure_timeout``."""
+
+    kind = FailureKind.CONFIGURE_TIMEOUT
+
+
+class EnvStartError(TrialError):
+    """The environment could not be loaded, built or set up."""
+
+    kind = FailureKind.ENV_START
+
+    @classmethod
+    def because(cls, what: str, record: ErrorRecord) -> Self:
+        """``what`` failed with the exception described by ``record``."""
+        return cls(f"{what} failed: {record}", record=record)
+
+
+class ToolError(TrialError):
+    """A tool broke the trial. (A tool that only raises gives the agent a failed call, and the trial goes on.)"""
+
+    kind = FailureKind.TOOL
+
+
+class AgentError(TrialError):
+    """The agent raised, or reported that it could not work."""
+
+    kind = FailureKind.AGENT
+
+
+class ScoringError(TrialError):
+    """The scorer raised, or gave something that is no finite number."""
+
+    kind = FailureKind.SCORING
+
+
+class SubmissionError(TrialError):
+    """The answer cannot be accepted: it is no text or data, or the trial is already over."""
+
+    kind = FailureKind.SUBMISSION
+
+
+class SerializationError(TrialError):
+    """A value cannot leave its process. Names the value's type and where it came from."""
+
+    kind = FailureKind.SERIALIZATION
+
+    @classmethod
+    def of_value(cls, where: str, value: object, reason: str = "") -> Self:
+        """``value``, from ``where``, cannot be sent."""
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        return cls(f"{where} gave a {kind}, which cannot be sent as data" + (f": {reason}" if reason else ""))
+
+
+class InfrastructureError(TrialError):
+    """What an agent depends on failed: its endpoint, its quota, its connection. Agents raise it."""
+
+    kind = FailureKind.INFRASTRUCTURE
+
+
+class NotRun(TrialError):
+    """The trial was not run because an upstream task of its chain failed."""
+
+    kind = FailureKind.NOT_RUN
+
+
+class Cancelled(TrialError):
+    """The run was stopped before the trial ended."""
+
+    kind = FailureKind.CANCELLED
+
+
+TRIAL_ERRORS: dict[FailureKind, type[TrialError]] = {
+    error.kind: error
+    for error in (
+        WorkerDied, MemoryExceeded, DeadlineExceeded, ToolTimeout, ConfigureTimeout, EnvStartError, ToolError,
+        AgentError, ScoringError, SubmissionError, SerializationError, InfrastructureError, NotRun, Cancelled,
+    )
+}  # fmt: skip
+"""The class of each kind: how an error that crossed a border as text is raised again."""
