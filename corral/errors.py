@@ -173,10 +173,12 @@ class TrialError(CorralError):
     """One attempt of one trial ended without an ordinary result.
 
     ``record`` holds the original exception as text where there was one; ``exit_status`` how the trial process ended
-    (negative: the signal) where it did; ``output`` the tail of what it printed.
+    (negative: the signal) where it did; ``output`` the tail of what it printed. Who watched the attempt adds ``phase``,
+    what ran when it ended.
     """
 
     kind: ClassVar[FailureKind]
+    phase: str | None = None
 
     def __init__(
         self,

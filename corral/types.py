@@ -6,15 +6,16 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from corral.errors import ConfigError, FailureKind
 
 __all__ = [
-    "ConcurrencyConfig", "ConcurrencyMode", "FailureKind", "Attempt", "TaskInfo", "TaskTrialResult", "Timings",
-    "ToolCall", "ToolResponse", "TrialContext", "TrialKey", "Verbosity", "WorkerRef", "check_count", "check_mode",
-    "check_seconds", "check_verbosity", "derive_seed",
+    "Action", "ConcurrencyConfig", "ConcurrencyMode", "FailureKind", "Attempt", "TaskInfo", "TaskTrialResult",
+    "Timings", "ToolCall", "ToolResponse", "TrialContext", "TrialKey", "TrialSpec", "Verbosity", "WorkerRef",
+    "check_count", "check_mode", "check_seconds", "check_verbosity", "derive_seed",
 ]  # fmt: skip
 
 ConcurrencyMode = Literal["thread", "process", "serial"]
@@ -132,6 +133,43 @@ class TaskInfo:
     fresh: FreshMode = "auto"
     digest: str = ""
     """A short hash of the task's class, version and tools: a session is refused to go on with another one."""
+
+
+class Action(StrEnum):
+    """What can be asked of a trial runtime, in-process or in a worker. Arguments in brackets."""
+
+    PROMPT = "prompt"
+    """() -> the task's prompt: text, or a list of message parts."""
+    GUIDE = "guide"
+    """(verbosity) -> prompt, tools and how to submit, as one text."""
+    TOOLS = "tools"
+    """(verbosity) -> list of OpenAI function schemas."""
+    TOOLS_GUIDE = "tools_guide"
+    """(verbosity) -> the tools as readable text."""
+    EXECUTE = "execute"
+    """(tool name, arguments) -> ToolResponse."""
+    SUBMIT = "submit"
+    """(answer) -> TaskTrialResult."""
+    SURRENDER = "surrender"
+    """() -> TaskTrialResult."""
+    CONFIGURE = "configure"
+    """() -> what ``configure_additional_apps`` answered."""
+    STATUS = "status"
+    """() -> a small dict: attempted, submitted, surrendered, score."""
+    STATE = "state"
+    """() -> the environment's state as plain data."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpec:
+    """What a trial runtime is opened with. ``outputs`` holds the parents' outputs by task id."""
+
+    runtime_id: str
+    task_id: str
+    trial_index: int = 0
+    seed: int = 0
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    tool_jobs: int = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,145 @@
+"""What counts as data: the values that may leave an environment, and how others become data.
+
+Tool results, answers and states cross process borders and are kept in records, so they are reduced to what JSON
+knows (plus NaN and infinities, and NumPy arrays where the caller keeps them). What has no faithful form is refused
+by name, never turned into its ``repr``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import ItemsView, KeysView, Mapping, Sequence, Set, ValuesView
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, Literal
+from uuid import UUID
+
+from corral.errors import SerializationError
+
+Arrays = Literal["keep", "list", "describe"]
+"""What becomes of a NumPy array: it stays as it is, becomes nested lists, or a short description."""
+
+_TEXTS: tuple[type, ...] = (PurePath, UUID, Decimal)
+_DATES: tuple[type, ...] = (datetime, date, time)
+
+
+def to_data(value: Any, where: str, *, arrays: Arrays = "keep") -> Any:
+    """Return ``value`` as data; raise SerializationError naming ``where`` and the type that cannot be."""
+    try:
+        return _Converter(where, arrays).convert(value)
+    except RecursionError:
+        raise SerializationError.of_value(where, value, "it is nested too deeply") from None
+
+
+def describe_array(array: Any) -> str:
+    """A NumPy array in a few words, for records: ``<array float64 (3, 4)>``."""
+    return f"<array {array.dtype} {array.shape}>"
+
+
+class _Converter:
+    """One conversion; ``_open`` holds the containers around the current value, to notice cycles."""
+
+    def __init__(self, where: str, arrays: Arrays) -> None:
+        self.where = where
+        self.arrays = arrays
+        self._open: set[int] = set()
+
+    def convert(self, value: Any) -> Any:
+        kind = type(value)
+        if value is None or kind in (str, int, float, bool):
+            return value
+        if isinstance(value, Enum):
+            return self.convert(value.value)
+        for base in (str, int, float):
+            if isinstance(value, base) and not _is_numpy(value, "generic"):
+                return base(value) if base is not str else str.__str__(value)
+        if isinstance(value, BaseException | type):
+            raise SerializationError.of_value(self.where, value, "it is no data")
+        if _is_numpy(value, "generic"):
+            return self._numpy_scalar(value)
+        if _is_numpy(value, "ndarray"):
+            return self._array(value)
+        if id(value) in self._open:
+            raise SerializationError.of_value(self.where, value, "it contains itself")
+        self._open.add(id(value))
+        try:
+            return self._structure(value)
+        finally:
+            self._open.discard(id(value))
+
+    def _structure(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return self._mapping(value)
+        if isinstance(value, list | tuple | range | KeysView | ValuesView | ItemsView):
+            return [self.convert(item) for item in value]
+        if isinstance(value, Set):
+            return self._sorted([self.convert(item) for item in value])
+        if dataclasses.is_dataclass(value):
+            return {f.name: self.convert(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if hasattr(type(value), "model_dump") and hasattr(type(value), "model_fields"):
+            return self.convert(value.model_dump())
+        if isinstance(value, _TEXTS):
+            return str(value)
+        if isinstance(value, _DATES):
+            return value.isoformat()  # type: ignore[attr-defined]
+        if isinstance(value, timedelta):
+            return value.total_seconds()
+        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+            return [self.convert(item) for item in value]
+        if isinstance(value, bytes | bytearray):
+            return self._text_of(value)
+        raise SerializationError.of_value(self.where, value)
+
+    def _mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for key, item in value.items():
+            name = self._key(key)
+            if name in data:
+                raise SerializationError.of_value(self.where, value, f"two of its keys become {name!r}")
+            data[name] = self.convert(item)
+        return data
+
+    def _key(self, key: Any) -> str:
+        plain = self.convert(key)
+        if isinstance(plain, str):
+            return plain
+        if plain is None or isinstance(plain, bool):
+            return {None: "null", True: "true", False: "false"}[plain]
+        if isinstance(plain, int | float):
+            return repr(plain)
+        raise SerializationError.of_value(self.where, key, "it cannot be a key of data")
+
+    @staticmethod
+    def _sorted(items: list[Any]) -> list[Any]:
+        # A set's order changes with the process's hash seed; a record must not.
+        try:
+            return sorted(items)
+        except TypeError:
+            return sorted(items, key=repr)
+
+    def _numpy_scalar(self, value: Any) -> Any:
+        plain = value.item()
+        # A longdouble's item() is a longdouble again.
+        return float(plain) if _is_numpy(plain, "generic") else self.convert(plain)
+
+    def _array(self, value: Any) -> Any:
+        if value.dtype.hasobject:
+            raise SerializationError.of_value(self.where, value, "it is an array of Python objects")
+        if self.arrays == "keep":
+            return value
+        return describe_array(value) if self.arrays == "describe" else self.convert(value.tolist())
+
+    def _text_of(self, value: bytes | bytearray) -> str:
+        try:
+            return bytes(value).decode("utf-8")
+        except UnicodeDecodeError:
+            raise SerializationError.of_value(self.where, value, "its bytes are no UTF-8 text") from None
+
+
+def _is_numpy(value: Any, name: str) -> bool:
+    """Whether ``value`` is of that NumPy class. Never imports NumPy: without it there is no such value."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, getattr(numpy, name, ()))

@@ -1,0 +1,518 @@
+"""Environments: what owns one task's tools, state, workspace and scorer.
+
+Guarantee: each trial has an instance of its own, however the author wrote ``__init__``. The metaclass keeps copies of
+the constructor's arguments, taken before the constructor could change them; ``new_instance`` calls the constructor
+anew, so that functions defined inside ``__init__`` close over the new instance, and then repeats what was put on the
+prototype from outside. Assumption: no trial ever runs on the prototype itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import ABCMeta
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
+
+from corral.data import to_data
+from corral.errors import ConfigError, EnvStartError, ErrorRecord
+from corral.tasks import (
+    InputRef,
+    TaskDefinition,
+    check_graph,
+    check_unique,
+    connected_components,
+    parse_answer,
+)
+from corral.tools import JOB_TOOLS, Jobs, Tool, as_tool
+from corral.types import ConcurrencyMode, FreshMode, ToolCall, check_mode
+
+__all__ = ["CorralState", "Environment", "InputRef", "TaskDefinition", "build_environments"]
+
+NOT_CONFIGURED = "not configured"
+"""What ``configure_additional_apps`` says where the author did not override it."""
+
+_CONTAINERS = (list, dict, set, bytearray)
+_trial_seed: ContextVar[int | None] = ContextVar("corral_trial_seed", default=None)
+"""Set while ``new_instance`` constructs: a trial's instance is born with its seed, and keeps no recipe."""
+
+
+@dataclass
+class CorralState:
+    """What a trial has come to. The runtime fills it in; scorers read ``submitted_answer`` and may set ``feedback``."""
+
+    task_id: str = ""
+    trial_id: str = ""
+    submitted_answer: Any = None
+    score: float | None = None
+    feedback: Any = None
+    surrendered: bool = False
+    is_attempted: bool = False
+    """Whether an answer was submitted."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    workspace: Path | None = None
+    dependency_outputs: dict[str, Any] = field(default_factory=dict)
+    """Task id -> output, of every parent."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as plain data; NumPy arrays become short descriptions."""
+        return to_data(self, f"the state of task {self.task_id!r}", arrays="describe")  # type: ignore[no-any-return]
+
+
+@dataclass
+class _Recipe:
+    """How to make the same instance again: its constructor's arguments, as they were before it ran."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: frozenset[int] = frozenset()
+    """The ids of the caller's own objects: what happens to those later is no change of this environment."""
+    replayable: bool = True
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Recipe:
+        memo: dict[int, Any] = {}
+        recipe = cls(tuple(_copied(a, memo) for a in args), {k: _copied(v, memo) for k, v in kwargs.items()})
+        recipe.given = frozenset(map(id, (*args, *kwargs.values())))
+        # A generator or an open file that is shared would be empty for the second constructor.
+        shared = [
+            kept
+            for given, kept in zip((*args, *kwargs.values()), (*recipe.args, *recipe.kwargs.values()), strict=True)
+            if given is kept and isinstance(given, Iterator)
+        ]
+        recipe.replayable = not shared
+        return recipe
+
+    def copies(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        again = _Recipe.of(self.args, self.kwargs)
+        return again.args, again.kwargs
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy, or the value itself where it has none (a lock, an engine)."""
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:
+        return value
+
+
+class _EnvironmentMeta(ABCMeta):
+    """Keeps what an instance was made from, and closes its construction."""
+
+    if not TYPE_CHECKING:  # A type checker shall see the constructor's own signature.
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            recipe = _Recipe.of(args, kwargs) if _trial_seed.get() is None else None
+            made = super().__call__(*args, **kwargs)
+            if isinstance(made, Environment):
+                made._seal(recipe)
+            return made
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            # Else inspect (and help) would show the (*args, **kwargs) above for every environment.
+            signature = inspect.signature(cls.__init__)
+            return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class Environment(metaclass=_EnvironmentMeta):
+    """One task's environment. Override ``get_task_prompt`` and ``score``, or give it a TaskDefinition."""
+
+    concurrency: ConcurrencyMode = "thread"
+    """How its trials may run: "thread", "process" (keeps process-global state) or "serial" (one at a time)."""
+    fresh: FreshMode = "auto"
+    """How fresh process state is made for it on a pool."""
+    version: ClassVar[str] = ""
+    """Raise it when the task changes in a way that its class's source does not show."""
+
+    task_id: str
+    state: CorralState
+    seed: int
+    """This trial's seed; readable in ``__init__`` already."""
+    inputs: dict[str, Any]
+    """The definition's initial inputs, and those taken from its parents' outputs."""
+    definition: TaskDefinition | None
+    parents: tuple[str, ...]
+    component: tuple[str, ...]
+    """The ids of all tasks linked with this one, itself included."""
+    base_work_dir: Path | None
+
+    _added: dict[str, Tool]
+    """Tools given to ``add_tool``; ``_added_inside`` names those that the constructor added."""
+    _added_inside: tuple[str, ...]
+    _later: dict[str, None]
+    """Names that were assigned after construction; ``_gone`` those deleted then."""
+    _gone: dict[str, None]
+    _pristine: dict[str, Any]
+    """Copies of the plain containers as the constructor left them: what differs later was changed from outside."""
+    _recipe: _Recipe | None
+    _sealed: bool
+    _jobs: Jobs | None
+    _offered: dict[str, Tool] | None
+
+    _OURS: ClassVar[frozenset[str]] = frozenset({"state", "definition", "parents", "component", "base_work_dir"})
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Give the instance what the base class promises."""
+        # Here, not in __init__: authors may use all of this before they call super().__init__.
+        env = super().__new__(cls)
+        env.__dict__.update(
+            task_id="", state=CorralState(), seed=_trial_seed.get() or 0, inputs={}, definition=None, parents=(),
+            component=(), base_work_dir=None, _added={}, _later={}, _gone={}, _sealed=False, _recipe=None,
+            _pristine={}, _jobs=None, _offered=None, _added_inside=(),
+        )  # fmt: skip
+        return env
+
+    def __init__(
+        self,
+        task_id: str,
+        definition: TaskDefinition | None = None,
+        *,
+        concurrency: ConcurrencyMode | None = None,
+        base_work_dir: str | Path | None = None,
+    ) -> None:
+        given: Any = task_id
+        if not isinstance(given, str) or not given.strip():
+            raise ConfigError(f"{type(self).__name__}: task_id must be text that is not empty, not {task_id!r}")
+        self.task_id = task_id
+        self.state.task_id = task_id
+        if concurrency is not None:
+            self.concurrency = check_mode(concurrency, f"{type(self).__name__}({task_id!r})")
+        if base_work_dir is not None:
+            self.base_work_dir = Path(base_work_dir)
+        if definition is not None:
+            self._define(definition)
+
+    # For authors to override.
+
+    def get_task_prompt(self) -> str | list[dict[str, Any]]:
+        """The prompt: text, or a list of chat messages."""
+        return self._definition("get_task_prompt").prompt(self.inputs)  # type: ignore[no-any-return]
+
+    def score(self) -> float:
+        """The score of ``self.state.submitted_answer``; above 0 is a success."""
+        definition = self._definition("score")
+        return definition.score(self.state.submitted_answer, self.state.dependency_outputs)
+
+    def resolve_answer(self, answer: Any) -> Any:
+        """The submitted answer as it is scored and handed to dependents: parsed if the definition says so."""
+        wanted = self.definition is not None and self.definition.resolve_answer
+        return parse_answer(answer) if wanted else answer
+
+    def configure_additional_apps(self) -> str:
+        """Start what a trial needs beside Python; called before each trial. Says what it did."""
+        return NOT_CONFIGURED
+
+    def hidden_arguments(self) -> dict[str, Any]:
+        """Further values for tools' hidden arguments, by name."""
+        return {}
+
+    def close(self) -> None:
+        """Release what the trial holds; called once at its end."""
+        return
+
+    # For authors to use.
+
+    @property
+    def current_work_dir(self) -> Path:
+        """This trial's own directory, empty at its start."""
+        if self.state.workspace is None:
+            raise RuntimeError(
+                f"{self.task_id!r} has a work directory only during a trial: use it in tools, in setup_fn, in "
+                "configure_additional_apps or in get_task_prompt, not in __init__"
+            )
+        return self.state.workspace
+
+    def add_tool(self, tool_or_function: Tool | Callable[..., Any]) -> Tool:
+        """Offer one more tool; a plain function becomes one."""
+        added = as_tool(tool_or_function)
+        self._refuse_twice(added.name, self._added)
+        self._added[added.name] = added
+        self._offered = None
+        if self._sealed:
+            try:
+                self.get_tools()
+            except ConfigError:
+                del self._added[added.name]
+                raise
+        return added
+
+    def get_tools(self) -> dict[str, Tool]:
+        """Every tool that the agent is offered, by name: methods, added ones, the definition's, those for jobs."""
+        if self._offered is None:
+            self._offered = self._collect()
+        return self._offered
+
+    @property
+    def configures(self) -> bool:
+        """Whether ``configure_additional_apps`` is the author's own."""
+        own = type(self).configure_additional_apps is not Environment.configure_additional_apps
+        return own or "configure_additional_apps" in self.__dict__
+
+    # For the runtime.
+
+    def new_instance(self, seed: int = 0) -> Self:
+        """A fresh instance for one trial; EnvStartError where neither way of making one works."""
+        token = _trial_seed.set(seed)
+        try:
+            made, failed = self._rebuilt()
+            return made if made is not None else self._duplicate(seed, failed)
+        finally:
+            _trial_seed.reset(token)
+
+    def take_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Fill in the inputs from the parents' outputs; the trial's own copies."""
+        self.state.dependency_outputs = copy.deepcopy(dict(outputs))
+        if self.definition is not None:
+            self.inputs = self.definition.inputs(self.state.dependency_outputs)
+
+    def hidden_argument(self, name: str) -> Any:
+        """A hidden argument by name; KeyError where there is none."""
+        own = self.hidden_arguments()
+        if name in own:
+            return own[name]
+        if name in self.inputs:
+            return self.inputs[name]
+        if name == "work_dir":
+            return self.current_work_dir
+        return {"env": self, "state": self.state, "jobs": self._jobs}[name]
+
+    def hidden_names(self) -> list[str]:
+        """The names that ``hidden_argument`` knows, for error messages."""
+        return ["env", "state", "work_dir", *self.inputs, *self.hidden_arguments()]
+
+    def attach_jobs(self, jobs: Jobs) -> None:
+        """Give the environment the trial's background jobs."""
+        self._jobs = jobs
+
+    def attach_definition(
+        self,
+        definition: TaskDefinition,
+        *,
+        base_work_dir: str | Path | None = None,
+        concurrency: ConcurrencyMode | None = None,
+    ) -> None:
+        """Make this the environment of ``definition``, whatever its own constructor did."""
+        self._define(definition)
+        if base_work_dir is not None:
+            self.base_work_dir = Path(base_work_dir)
+        if concurrency is not None:
+            self.concurrency = check_mode(concurrency, f"build_environments: task {definition.name!r}")
+        self.get_tools()
+
+    # Construction, and how it is repeated.
+
+    def _seal(self, recipe: _Recipe | None) -> None:
+        name = type(self).__name__
+        task_id, state = self.__dict__["task_id"], self.__dict__["state"]
+        if not isinstance(task_id, str) or not task_id:
+            raise ConfigError(f"{name}.__init__ must call super().__init__(task_id)")
+        if not isinstance(state, CorralState):
+            raise ConfigError(f"{name}: self.state is the trial's CorralState; keep yours under another name")
+        self.state.task_id = self.task_id
+        check_mode(self.concurrency, f"{name}({self.task_id!r})")
+        if self.fresh not in get_args(FreshMode):
+            raise ConfigError(f'{name}: fresh must be "auto", "fork" or "spawn", not {self.fresh!r}')
+        self._recipe = recipe
+        if recipe is not None:
+            self._pristine = {
+                key: _copied(value, {})
+                for key, value in self.__dict__.items()
+                if type(value) in _CONTAINERS
+                and not key.startswith("_")
+                and key not in self._OURS
+                and id(value) not in recipe.given
+            }
+        self._added_inside = tuple(self._added)
+        self._sealed = True
+        self.get_tools()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if self._sealed and not name.startswith("_"):
+            self._later[name] = None
+            self._gone.pop(name, None)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if self._sealed and not name.startswith("_"):
+            self._gone[name] = None
+            self._later.pop(name, None)
+
+    def _rebuilt(self) -> tuple[Self | None, ErrorRecord | None]:
+        recipe = self._recipe
+        if recipe is None or not recipe.replayable:
+            return None, None
+        args, kwargs = recipe.copies()
+        try:
+            made = type(self)(*args, **kwargs)
+            self._repeat_on(made)
+        except Exception as error:
+            return None, ErrorRecord.of(error)
+        return made, None
+
+    def _repeat_on(self, made: Self) -> None:
+        """Put on ``made`` what came onto this instance after its constructor."""
+        memo: dict[int, Any] = {id(self): made}
+        for name in self._gone:
+            made.__dict__.pop(name, None)
+        for name in self._changed_names():
+            setattr(made, name, _copied(getattr(self, name), memo))
+        for name in ("definition", "parents", "component", "base_work_dir"):
+            setattr(made, name, getattr(self, name))
+        for name, added in self._added.items():
+            if name not in self._added_inside and name not in made._added:
+                made.add_tool(_copied(added, memo))
+        made._offered = None
+
+    def _changed_names(self) -> list[str]:
+        names = [name for name in self._later if name not in self._OURS]
+        for name, was in self._pristine.items():
+            if name not in self._later and name in self.__dict__ and not _equal(self.__dict__[name], was):
+                names.append(name)
+        return names
+
+    def _duplicate(self, seed: int, failed: ErrorRecord | None) -> Self:
+        """A deep copy of the prototype: the second way, where the constructor cannot be called again."""
+        try:
+            made = copy.deepcopy(self, {id(self._recipe): None})
+        except Exception as error:
+            why = f"its constructor failed the second time ({failed})" if failed else "an argument is used up"
+            raise EnvStartError(
+                f"no fresh {type(self).__name__} for task {self.task_id!r}: {why}, and a copy of the first one "
+                f"failed too ({ErrorRecord.of(error)}). Let its __init__ be callable again with the same arguments, "
+                "and open files, connections and engines per trial (in configure_additional_apps or a tool).",
+                record=failed or ErrorRecord.of(error),
+            ) from error
+        if made.seed == self.seed:
+            made.seed = seed
+        return made
+
+    # Tools and definition.
+
+    def _define(self, definition: TaskDefinition) -> None:
+        named = [t for t in definition.tools if isinstance(t, str)]
+        if named:
+            raise ConfigError(
+                f"task {definition.name!r} names the tools {', '.join(named)}: build_environments looks names up"
+            )
+        self.definition = definition
+        self.parents = definition.parents
+        self.component = self.component or (self.task_id,)
+        self.inputs = copy.deepcopy(dict(definition.initial_input))
+        self._offered = None
+
+    def _definition(self, method: str) -> TaskDefinition:
+        if self.definition is None:
+            raise ConfigError(f"{type(self).__name__} has no {method}() of its own and no TaskDefinition: give it one")
+        return self.definition
+
+    def _collect(self) -> dict[str, Tool]:
+        tools: dict[str, Tool] = {}
+        defined = self.definition.tools if self.definition is not None else ()
+        for each in (*self._method_tools(), *self._added.values(), *(as_tool(t) for t in defined)):
+            self._refuse_twice(each.name, tools)
+            tools[each.name] = each
+        if any(each.background for each in tools.values()):
+            for each in JOB_TOOLS:
+                self._refuse_twice(each.name, tools)
+                tools[each.name] = each
+        return tools
+
+    def _method_tools(self) -> Iterator[Tool]:
+        """Methods with ``@tool``, inherited ones too, in the order of their definition, bases first."""
+        names = dict.fromkeys(name for cls in reversed(type(self).__mro__) for name in vars(cls))
+        for name in names:
+            found = inspect.getattr_static(type(self), name, None)
+            if isinstance(found, staticmethod):
+                found = found.__func__
+            if isinstance(found, Tool):
+                yield getattr(self, name)
+
+    def _refuse_twice(self, name: str, others: Mapping[str, Any]) -> None:
+        if name in others:
+            raise ConfigError(f"{type(self).__name__}({self.task_id!r}) has two tools named {name!r}")
+
+
+def _equal(value: Any, other: Any) -> bool:
+    try:
+        return bool(value == other)
+    except Exception:
+        # Arrays inside: called different, and so copied; the value is the same either way.
+        return False
+
+
+def build_environments(
+    tasks: Iterable[TaskDefinition],
+    *,
+    base_work_dir: str | Path | None = None,
+    env_cls: Callable[..., Environment] = Environment,
+    available_tools: Mapping[str, Any] | Iterable[Any] | None = None,
+    concurrency: ConcurrencyMode | None = None,
+) -> dict[str, Environment]:
+    """Make one environment per task; refuse duplicate and unknown ids, cycles and unknown tool names.
+
+    ``env_cls`` is called with the task's id (and with ``definition=`` if it takes that). With ``base_work_dir`` the
+    trials' directories are made there and kept.
+    """
+    given = list(tasks)
+    for task in given:
+        if not isinstance(task, TaskDefinition):
+            raise ConfigError(f"build_environments takes TaskDefinitions, not {task!r:.80}")
+    check_unique(task.name for task in given)
+    parents = {task.name: task.parents for task in given}
+    check_graph(parents)
+    known = _named_tools(available_tools)
+    environments = {}
+    for task in given:
+        definition = replace(task, tools=[_look_up(t, known, task.name) for t in task.tools])
+        env = _construct(env_cls, definition)
+        env.attach_definition(definition, base_work_dir=base_work_dir, concurrency=concurrency)
+        environments[task.name] = env
+    for group in connected_components(parents):
+        for task_id in group:
+            environments[task_id].component = group
+    return environments
+
+
+def _named_tools(available: Mapping[str, Any] | Iterable[Any] | None) -> dict[str, Tool]:
+    if isinstance(available, Mapping):
+        return {str(name): as_tool(each) for name, each in available.items()}
+    return {each.name: each for each in map(as_tool, available or ())}
+
+
+def _look_up(tool: Any, known: Mapping[str, Tool], task_id: str) -> Any:
+    if not isinstance(tool, str):
+        return tool
+    if tool not in known:
+        there = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"task {task_id!r}: there is no tool {tool!r} in available_tools; there are {there}")
+    return known[tool]
+
+
+def _construct(env_cls: Callable[..., Environment], definition: TaskDefinition) -> Environment:
+    name = getattr(env_cls, "__name__", repr(env_cls))
+    try:
+        parameters = inspect.signature(env_cls).parameters
+    except (TypeError, ValueError):
+        parameters = inspect.signature(lambda task_id: None).parameters
+    kwargs: dict[str, Any] = {"definition": definition} if "definition" in parameters else {}
+    task_id = parameters.get("task_id")
+    args: tuple[Any, ...] = (definition.name,)
+    if task_id is not None and task_id.kind is task_id.KEYWORD_ONLY:
+        args, kwargs["task_id"] = (), definition.name
+    try:
+        inspect.signature(env_cls).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"build_environments calls {name}({definition.name!r}), which does not fit its constructor: {error}"
+        ) from None
+    env = env_cls(*args, **kwargs)
+    if not isinstance(env, Environment):
+        raise ConfigError(f"{name} made a {type(env).__name__}, which is no Environment")
+    if env.task_id != definition.name:
+        raise ConfigError(f"{name} gave task {definition.name!r} the id {env.task_id!r}")
+    return env

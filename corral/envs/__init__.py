@@ -1,0 +1,1 @@
+"""Environments that come with Corral: simulations, puzzles and small examples."""

@@ -1,0 +1,379 @@
+"""The session's journal: one append-only file of JSON lines, ``<checkpoint_dir>/<session_id>/journal.jsonl``.
+
+The first line is the header: what the session was started with. Each further line is the final record of one trial.
+The journal is the truth: what it does not hold has not happened, and a resumed session runs just that.
+
+Guarantees
+    - **Durable.** When ``append`` returns, its records are on the disk. It costs one write and one fsync, whatever the
+      size of the session; reading is linear and streams.
+    - **Exactly one final record per trial.** A second one is refused, unless it says that it replaces the first,
+      as when errors are retried; then the latest counts.
+    - **Killed at any instant, readable after.** Only the last line can be torn: it is cut off, or completed where just
+      its newline is missing. Damage anywhere else is an error that names the line, and the file is left as it is.
+    - **One writer.** A lock beside the file; a second run is told who holds it.
+    - **Strict JSON in valid UTF-8**, whatever a model or a tool gave (see ``records``).
+
+Assumptions: the file system keeps the order of appended bytes, and honours fsync and flock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from random import Random
+from typing import Any, BinaryIO, NoReturn, Self
+
+from filelock import FileLock, Timeout
+
+from corral.errors import ConfigError, JournalError, SessionMismatch
+from corral.records import Record, as_recorded, decode, encode, from_record, known_fields, plain, to_record
+from corral.types import TrialKey
+
+__all__ = [
+    "Header", "Journal", "Record", "as_recorded", "check_same", "check_session_id", "from_record", "new_session_id",
+    "to_record",
+]  # fmt: skip
+
+SCHEMA = 1
+FILE_NAME = "journal.jsonl"
+LOCK_NAME = "journal.lock"
+HOLDER_NAME = "journal.holder"
+
+# --- Session ids ---
+
+
+def check_session_id(session_id: object) -> str:
+    """Return ``session_id`` if it can name a session, and so a directory anywhere; raise ConfigError otherwise."""
+    if not isinstance(session_id, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", session_id):
+        raise ConfigError(f"a session id is 1 to 100 letters, digits, '.', '_' or '-', not {session_id!r}")
+    if session_id in (".", ".."):
+        raise ConfigError(f"a session id cannot be {session_id!r}, which names a directory of its own")
+    return session_id
+
+
+def new_session_id(now: datetime, random: Random) -> str:
+    """A readable id, such as ``20261129-194443-3f2a``."""
+    return f"{now:%Y%m%d-%H%M%S}-{random.getrandbits(16):04x}"
+
+
+# --- The header ---
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a session was started with."""
+
+    session: str
+    created: str
+    """ISO 8601, with the offset from UTC."""
+    versions: Record
+    plan: Record
+    """What is run: ``task_ids``, ``trials_per_task``, ``seed``, and what else must stay the same."""
+    fingerprint: Record
+    """What it is run with: ``model``, ``tasks`` (each one's digest), and what else must stay the same."""
+
+    @classmethod
+    def new(cls, session: str, plan: Record, fingerprint: Record, now: datetime) -> Self:
+        """A header for a session that starts ``now``, by this Corral on this Python."""
+        if now.tzinfo is None:
+            now = now.astimezone()
+        versions = {"corral": metadata.version("corral"), "python": platform.python_version()}
+        return cls(check_session_id(session), now.isoformat(timespec="seconds"), versions, plan, fingerprint)
+
+
+def check_same(header: Header, plan: Record, fingerprint: Record, *, recorded_trials: int = 0) -> None:
+    """Raise SessionMismatch, with every difference in words, if a session was recorded for something else.
+
+    More trials per task are allowed, fewer are not: ``recorded_trials`` is the number that the journal already holds
+    of some task, for a session that was grown before. A ``seed`` of None, or one that is absent, means the recorded
+    one. The order of ``task_ids`` does not matter.
+    """
+    differences = [
+        *_compare_tasks(header.plan, plan),
+        *_compare_trials(header.plan, plan, recorded_trials),
+        *_compare_seeds(header.plan, plan),
+        *_compare_rest("", header.plan, plan, skip={"task_ids", "trials_per_task", "seed"}),
+        *_compare_digests(header.fingerprint, fingerprint),
+        *_compare_rest("", header.fingerprint, fingerprint, skip={"tasks"}),
+    ]
+    if differences:
+        raise SessionMismatch(header.session, differences)
+
+
+def _compare_tasks(old: Record, new: Record) -> Iterator[str]:
+    before, after = old.get("task_ids") or [], new.get("task_ids") or []
+    if gone := [task for task in before if task not in set(after)]:
+        yield f"tasks that it has and that are not asked for now: {_listed(gone)}"
+    if added := [task for task in after if task not in set(before)]:
+        yield f"tasks that are asked for now and that it does not have: {_listed(added)}"
+
+
+def _compare_trials(old: Record, new: Record, recorded: int) -> Iterator[str]:
+    before, after = max(old.get("trials_per_task") or 0, recorded), new.get("trials_per_task") or 0
+    if after < before:
+        yield f"it has {before} trials per task, and {after} are asked for now: a session can grow, not shrink"
+
+
+def _compare_seeds(old: Record, new: Record) -> Iterator[str]:
+    if new.get("seed") is not None and new["seed"] != old.get("seed"):
+        yield f"its seed is {old.get('seed')}, and {new['seed']} is asked for now (leave the seed out to keep its own)"
+
+
+def _compare_digests(old: Record, new: Record) -> Iterator[str]:
+    before, after = old.get("tasks") or {}, new.get("tasks") or {}
+    # A task that only one side has is a difference of the plan.
+    if changed := [task for task in before if task in after and before[task] != after[task]]:
+        yield f"the environment (its class, version or tools) has changed of: {_listed(changed)}"
+
+
+def _compare_rest(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any], *, skip: set[str]) -> Iterator[str]:
+    for name in [*old, *(name for name in new if name not in old)]:
+        before, after = plain(old.get(name)), plain(new.get(name))
+        if name in skip or before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _compare_rest(f"{prefix}{name}.", before, after, skip=set())
+        else:
+            yield f"{prefix}{name} was {before!r} and is {after!r} now"
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:10])
+    return f"{shown} and {len(names) - 10} more" if len(names) > 10 else shown
+
+
+# --- The file ---
+
+
+class Journal:
+    """A session's journal, locked and open for appending. Made by ``create`` or ``open_existing``."""
+
+    def __init__(self, directory: Path, lock: _Lock) -> None:
+        self.directory = directory
+        self.path = directory / FILE_NAME
+        self._lock = lock
+        self._descriptor = -1
+        self._size = 0
+        self._failure: str | None = None
+
+    @staticmethod
+    def exists(directory: str | os.PathLike[str]) -> bool:
+        """Whether ``directory`` holds a session that began: an empty file or a torn header is none."""
+        path = Path(directory) / FILE_NAME
+        try:
+            with path.open("rb") as file:
+                line = file.readline()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise JournalError(f"cannot read {path}: {error.strerror}") from error
+        return line.endswith(b"\n") or decode(line) is not None
+
+    @classmethod
+    def create(cls, directory: str | os.PathLike[str], header: Header) -> Self:
+        """Begin a session. A directory that already holds one is refused with ConfigError and left as it is."""
+        folder = Path(directory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JournalError(f"cannot write {folder}: {error.strerror}") from error
+        journal = cls(folder, _Lock(folder))
+        try:
+            if cls.exists(folder):
+                raise ConfigError(
+                    f"session {header.session!r} already has results in {journal.path}: resume it, or start a new "
+                    "session under another id"
+                )
+            journal._open(0)
+            journal._write(encode({"type": "header", "schema": SCHEMA, **asdict(header)}))
+            _sync_directory(folder)
+            _sync_directory(folder.parent)
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    @classmethod
+    def open_existing(cls, directory: str | os.PathLike[str]) -> tuple[Self, Header, list[Record]]:
+        """Go on with a session: its header, and the final record of each trial, in the order they were written.
+
+        The tail is repaired; any other damage raises JournalError and leaves the file as it is.
+        """
+        folder = Path(directory)
+        if not cls.exists(folder):
+            raise JournalError(f"no session ever began in {folder}")
+        journal = cls(folder, _Lock(folder))
+        try:
+            reading = _Reading(journal.path)
+            journal._open(reading.good)
+            if reading.lacks_newline:
+                journal._write(b"\n")
+        except BaseException:
+            journal.close()
+            raise
+        return journal, reading.header, list(reading.records.values())
+
+    def append(self, records: list[Record]) -> None:
+        """Write records, all in one go, and return when they are on the disk.
+
+        If that fails, what was written of them is cut off again, and nothing more is accepted: the run must stop.
+        """
+        self._write(b"".join(encode({"type": "trial", **record}) for record in records))
+
+    def close(self) -> None:
+        """Close the file and let others have the session. May be called again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._lock.release()
+
+    def _open(self, size: int) -> None:
+        """Open the file for appending and cut it to its ``size`` good bytes."""
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+            self._descriptor = os.open(self.path, flags, 0o666)
+            if os.fstat(self._descriptor).st_size != size:
+                os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            raise JournalError(f"cannot write {self.path}: {error.strerror}") from error
+        self._size = size
+
+    def _write(self, data: bytes) -> None:
+        if self._failure is not None:
+            raise JournalError(self._failure)
+        if self._descriptor < 0:
+            raise JournalError(f"cannot write {self.path}: it is closed")
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            self._failure = f"cannot write {self.path}: {error.strerror}. The results up to here are safe"
+            # Where not even that works, the next opening finds a torn tail.
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+                os.fsync(self._descriptor)
+            raise JournalError(self._failure) from error
+        self._size += len(data)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a new file's name durable. Where directories cannot be opened (Windows) there is nothing to do."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class _Lock:
+    """The right to write in a session's directory, with a note beside it that says who has it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._holder = directory / HOLDER_NAME
+        # Written from worker threads as well: the lock is the run's, not the thread's.
+        self._lock = FileLock(directory / LOCK_NAME, thread_local=False)
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            raise JournalError(
+                f"the session in {directory} is in use by another run ({self._who()}): wait for that run or stop it, "
+                "or start a session under another id"
+            ) from None
+        except OSError as error:
+            raise JournalError(f"cannot lock {directory}: {error.strerror}") from error
+        # The note only serves the other's message: a full disk must not stop the run here.
+        with suppress(OSError):
+            self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), "utf-8")
+
+    def _who(self) -> str:
+        try:
+            note = json.loads(self._holder.read_text("utf-8"))
+            return f"pid {note['pid']} on host {note['host']}"
+        except (OSError, ValueError, LookupError, TypeError):
+            return "which has left no note of who it is"
+
+    def release(self) -> None:
+        if self._lock.is_locked:
+            with suppress(OSError):
+                self._holder.unlink(missing_ok=True)
+            self._lock.release()
+
+
+# --- Reading ---
+
+
+class _Reading:
+    """One pass over a journal. ``good`` bytes of it are kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[TrialKey, Record] = {}
+        self.good = 0
+        self.lacks_newline = False
+        header = None
+        blank: int | None = None
+        for number, line in _lines(path):
+            if not line.strip():
+                blank = blank or number
+                continue
+            parsed = decode(line)
+            if not line.endswith(b"\n"):
+                if parsed is None:
+                    break  # a torn tail
+                self.lacks_newline = True
+            if blank:
+                self._refuse(blank, "it is blank")
+            if parsed is None:
+                self._refuse(number, "it is no JSON object in UTF-8")
+            if header is None:
+                header = self._header(number, parsed)
+            else:
+                self._add(number, parsed)
+            self.good += len(line)
+        if header is None:
+            self._refuse(1, "it is no header")
+        self.header = header
+
+    def _refuse(self, number: int, reason: str) -> NoReturn:
+        raise JournalError(f"{self.path}, line {number} cannot be used: {reason}. The file was left as it is")
+
+    def _header(self, number: int, line: Record) -> Header:
+        if line.get("type") != "header" or not isinstance(line.get("schema"), int):
+            self._refuse(number, "it is no header")
+        if line["schema"] != SCHEMA:
+            self._refuse(number, f"its schema is {line['schema']}, and this Corral reads {SCHEMA}")
+        try:
+            return Header(**known_fields(Header, line))
+        except TypeError as error:
+            self._refuse(number, f"its header is not complete ({error})")
+
+    def _add(self, number: int, line: Record) -> None:
+        task_id, index = line.get("task_id"), line.get("trial_index")
+        if line.pop("type", None) != "trial" or not isinstance(task_id, str) or not isinstance(index, int):
+            self._refuse(number, "it is no record of a trial")
+        key = TrialKey(task_id, index)
+        if not line.pop("replaces", False) and key in self.records:
+            self._refuse(number, f"it is a second final record of {key}")
+        self.records.pop(key, None)
+        self.records[key] = line
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        file: BinaryIO
+        with path.open("rb") as file:
+            yield from enumerate(file, 1)
+    except OSError as error:
+        raise JournalError(f"cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,178 @@
+"""SUPERVISOR SIDE. An asynchronous connection to a worker or a trial process, and the private socket they connect to.
+
+Purpose
+    The wire is on the path of every tool call, so it uses the raw socket: one ``send`` and one wait for readability.
+Guarantees
+    Only a process that shows the ticket it was started with is let in, within HELLO_PATIENCE; nothing that it sends is
+    unpickled before. The socket is a file in a folder that only this user can enter, or, where paths are too long for
+    that, a loopback port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+
+from corral.errors import ProtocolError
+from corral.pool.wire import HELLO_SIZE, Decoder, Message, Ticket, encode, read_hello
+
+CHUNK = 2**16
+HELLO_PATIENCE = 10.0
+"""Seconds that a stranger may take to show its ticket."""
+MAX_UNIX_PATH = 100
+"""Bytes of a Unix socket's path; systems allow 104 to 108."""
+
+
+class Channel:
+    """One end of a connection, asynchronous. anyio.EndOfStream when the other end is gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._decoder = Decoder()
+
+    async def send(self, message: Message) -> None:
+        """Send one message. SerializationError if it cannot be sent; then nothing of it was."""
+        for part in encode(message):
+            view = memoryview(part)
+            while view.nbytes:
+                try:
+                    view = view[self._socket.send(view) :]
+                except BlockingIOError:
+                    await anyio.wait_writable(self._socket)
+                except OSError:
+                    raise anyio.EndOfStream from None
+
+    async def receive(self) -> Message:
+        """Wait for the next message."""
+        while (message := self._decoder.next()) is None:
+            try:
+                data = self._socket.recv(CHUNK)
+            except BlockingIOError:
+                await anyio.wait_readable(self._socket)
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                raise anyio.EndOfStream
+            self._decoder.feed(data)
+        return message
+
+    def close(self) -> None:
+        """Close this end. Nobody may be waiting on it."""
+        self._socket.close()
+
+
+@dataclass
+class Visitor:
+    """A connection that is expected: its ticket, and, once ``arrived`` is set, its channel and pid.
+
+    ``channel`` stays None if the visitor was given up.
+    """
+
+    ticket: Ticket
+    arrived: anyio.Event = field(default_factory=anyio.Event)
+    channel: Channel | None = None
+    pid: int = 0
+
+    def give_up(self) -> None:
+        """Nobody will come: wake who waits."""
+        self.arrived.set()
+
+
+class Listener:
+    """The pool's private socket. Lets in who was given a ticket."""
+
+    def __init__(self, sock: socket.socket, address: str | tuple[str, int]) -> None:
+        self._socket = sock
+        self._address = address
+        self._numbers = count(1)
+        self._expected: dict[int, Visitor] = {}
+
+    def expect(self) -> Visitor:
+        """Make a ticket; the visitor arrives with it."""
+        visitor = Visitor(Ticket(self._address, next(self._numbers), secrets.token_bytes(32)))
+        self._expected[visitor.ticket.number] = visitor
+        return visitor
+
+    def forget(self, visitor: Visitor) -> None:
+        """The ticket is void from now on."""
+        self._expected.pop(visitor.ticket.number, None)
+
+    async def serve(self, tasks: TaskGroup) -> None:
+        """Let visitors in, until cancelled."""
+        while True:
+            await anyio.wait_readable(self._socket)
+            with contextlib.suppress(OSError):
+                connection, _ = self._socket.accept()
+                tasks.start_soon(self._welcome, connection)
+
+    async def _welcome(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            with anyio.fail_after(HELLO_PATIENCE):
+                number, secret, pid = read_hello(await _read_exactly(connection, HELLO_SIZE))
+        except (TimeoutError, OSError, anyio.EndOfStream, ProtocolError):
+            connection.close()
+            return
+        visitor = self._expected.get(number)
+        if visitor is None or not visitor.ticket.matches(secret):
+            connection.close()
+            return
+        self.forget(visitor)
+        if connection.family == socket.AF_INET:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        visitor.channel, visitor.pid = Channel(connection), pid
+        visitor.arrived.set()
+
+
+async def _read_exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        try:
+            part = connection.recv(size - len(data))
+        except BlockingIOError:
+            await anyio.wait_readable(connection)
+            continue
+        if not part:
+            raise anyio.EndOfStream
+        data += part
+    return data
+
+
+@contextlib.asynccontextmanager
+async def open_listener(folder: Path) -> AsyncIterator[Listener]:
+    """A listener on a socket in ``folder``; on a loopback port where its path is too long or sockets are not files."""
+    sock, address = _bind(folder)
+    try:
+        async with anyio.create_task_group() as tasks:
+            listener = Listener(sock, address)
+            tasks.start_soon(listener.serve, tasks)
+            yield listener
+            tasks.cancel_scope.cancel()
+    finally:
+        sock.close()
+
+
+def _bind(folder: Path) -> tuple[socket.socket, str | tuple[str, int]]:
+    path = str(folder / "pool.sock")
+    address: str | tuple[str, int]
+    if hasattr(socket, "AF_UNIX") and len(os.fsencode(path)) <= MAX_UNIX_PATH:
+        sock, address = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path
+        sock.bind(path)
+    else:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.bind(("127.0.0.1", 0))
+        address = sock.getsockname()
+    sock.listen(128)
+    sock.setblocking(False)
+    return sock, address

@@ -1,0 +1,108 @@
+"""How a pool is set up: its settings, checked, and the default size of this machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from corral.errors import ConfigError
+from corral.types import FreshMode, check_count, check_seconds
+
+Reuse = Literal["trial", "worker"]
+
+MAX_SIZE = 512
+"""Workers of one pool: each costs an interpreter and two descriptors of the supervisor."""
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(value: object, name: str) -> int:
+    """A number of bytes, from an int or text such as ``2GiB``, ``500 MB``, ``1g``; else ConfigError naming ``name``."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
+        if match and (size := int(float(match[1]) * _UNITS[(match[2] or "").lower()])) > 0:
+            return size
+    raise ConfigError(f'{name} must be a positive number of bytes or a size such as "2GiB", not {value!r}')
+
+
+def available_cpus() -> int:
+    """The processors that this process may use: its affinity, and its cgroup's quota, rounded up."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS and Windows
+        count = os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, min(count, math.ceil(quota)) if quota else count)
+
+
+def _cgroup_quota() -> float | None:
+    """Processors that the control group grants (v2, then v1), or None for no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        base = Path("/sys/fs/cgroup/cpu")
+        quota_us = int((base / "cpu.cfs_quota_us").read_text())
+        return quota_us / int((base / "cpu.cfs_period_us").read_text()) if quota_us > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _check_choice(value: object, choices: tuple[str, ...], name: str) -> None:
+    if value not in choices:
+        listed = " or ".join(f'"{choice}"' for choice in choices)
+        raise ConfigError(f"{name} must be {listed}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class WorkerPoolConfig:
+    """Settings of a worker pool. Each is checked at once: ConfigError (a ValueError) naming the field."""
+
+    size: int | None = None
+    """Workers. None: as many as the processors that this process may use (affinity and cgroup quota)."""
+    start_timeout: float = 60.0
+    """Seconds that a worker may take from its spawn until its environments are loaded."""
+    memory_limit: int | str | None = None
+    """Bytes, or text such as ``"2GiB"``, that a trial process and all its children may use together."""
+    max_trials_per_worker: int | None = None
+    """Trials after which a worker is replaced by a new one."""
+    reuse: Reuse = "trial"
+    """``"trial"``: fresh process state for every trial or episode. ``"worker"``: one process serves many."""
+    fresh: FreshMode = "auto"
+    """How fresh process state is made: ``"fork"`` from a loaded, clean worker, ``"spawn"`` of a new interpreter (one is
+    kept warm), or ``"auto"``: fork where that is sound (Linux, and loading left one thread), else spawn."""
+    log_dir: str | os.PathLike[str] | None = None
+    """Where the workers' output is kept, a file per slot. None: in a temporary folder, for the run only."""
+    backend: str = "local"
+    """Where the workers run. ``"local"``: on this machine."""
+
+    def __post_init__(self) -> None:
+        if self.size is not None and check_count(self.size, "worker pool size") > MAX_SIZE:
+            raise ConfigError(f"worker pool size must be at most {MAX_SIZE}, not {self.size}")
+        if check_seconds(self.start_timeout, "start_timeout") is None:
+            raise ConfigError("start_timeout must be a number of seconds: a worker that never starts must be noticed")
+        if self.max_trials_per_worker is not None:
+            check_count(self.max_trials_per_worker, "max_trials_per_worker")
+        if self.memory_limit is not None:
+            object.__setattr__(self, "memory_limit", parse_bytes(self.memory_limit, "memory_limit"))
+        _check_choice(self.reuse, get_args(Reuse), "reuse")
+        _check_choice(self.fresh, get_args(FreshMode), "fresh")
+        _check_choice(self.backend, ("local",), "backend")
+
+    @property
+    def workers(self) -> int:
+        """The size, or the machine's default."""
+        return self.size if self.size is not None else available_cpus()
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory limit in bytes."""
+        return None if self.memory_limit is None else parse_bytes(self.memory_limit, "memory_limit")

@@ -1,0 +1,196 @@
+"""WORKER SIDE. What keeps a worker from harming its supervisor, and from outliving it.
+
+Guarantees
+    * Nothing that user code prints, from Python or from C, reaches the descriptors that carry the pool's messages:
+      1 and 2 go to the worker's log, 0 is at end-of-file.
+    * A terminal's signals do not reach a worker: it has a session of its own, its trial processes groups of their own.
+    * A worker that is loading when its supervisor dies is killed by its sentinel, even if it holds the GIL; later it
+      sees the end of its connection. A trial process dies with its worker.
+    * Native thread pools (OpenMP, BLAS) start with one thread, unless the user's environment says otherwise.
+Assumptions
+    Linux for the parent-death signal and the subreaper; elsewhere a thread watches the parent's pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+LINUX = sys.platform == "linux"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def redirect_output(log_path: str, *, keep: bool) -> None:
+    """Send descriptors 1 and 2 to the log, and 0 to end-of-file. ``keep`` appends to what the log holds."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
+    log = os.open(log_path, flags, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    for descriptor in (log, null):
+        if descriptor > 2:
+            os.close(descriptor)
+    reopen_streams()
+
+
+def reopen_streams() -> None:
+    """Give this process ``sys.std*`` of its own on descriptors 0, 1 and 2, and crash reports on 2."""
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+    sys.stdout = _text_stream(1)
+    sys.stderr = _text_stream(2)
+    faulthandler.enable(file=sys.stderr, all_threads=False)
+    if hasattr(signal, "SIGUSR1"):  # sent before a kill at a deadline: the log then shows where the process hung
+        faulthandler.register(signal.SIGUSR1, file=sys.stderr)
+
+
+def _text_stream(descriptor: int) -> io.TextIOWrapper:
+    raw = os.fdopen(descriptor, "wb", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def ignore_terminal_signals() -> None:
+    """The supervisor decides when a worker ends: a Ctrl-C or a closed terminal is its business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def become_leader() -> None:
+    """A session, and so a process group, of its own."""
+    if hasattr(os, "setsid"):
+        with contextlib.suppress(PermissionError):  # it leads one already
+            os.setsid()
+
+
+def adopt_orphans() -> None:
+    """Make what a dead trial process leaves behind a child of this worker, which then ends it."""
+    if LINUX:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the process ``parent`` ends; at once if it has ended already."""
+    if LINUX:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch_parent, args=(parent,), name="corral parent watch", daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def thread_count() -> int | None:
+    """The threads of this process, native ones included; None where the system does not say."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def sentinel(lifeline: int) -> Iterator[None]:
+    """While the block runs, a forked sentinel kills this process as soon as ``lifeline`` is at end-of-file.
+
+    ``lifeline`` is a descriptor whose other end the supervisor alone holds. A thread would not do: code that holds the
+    GIL while it loads stops every thread of this process. Where there is no fork the block runs unguarded.
+    """
+    if not hasattr(os, "fork"):
+        yield
+        return
+    guarded = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _stand_guard(lifeline, guarded)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _stand_guard(lifeline: int, guarded: int) -> None:
+    try:
+        import select
+
+        poll = select.poll()
+        poll.register(lifeline, 0)  # an end-of-file is always reported; data is not ours to read
+        while os.getppid() == guarded:
+            if poll.poll(1000):
+                os.killpg(guarded, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def open_resources() -> dict[int, str]:
+    """Descriptors above 2 that are sockets or files open for writing: forks would share them."""
+    found: dict[int, str] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                number = int(name)
+                target = os.readlink(f"/proc/self/fd/{number}")
+                if number > 2 and (target.startswith("socket:") or _is_writable_file(number, target)):
+                    found[number] = target
+    return found
+
+
+def _is_writable_file(number: int, target: str) -> bool:
+    if not target.startswith("/") or target.startswith(("/dev/", "/proc/")):
+        return False
+    with open(f"/proc/self/fdinfo/{number}") as info:
+        flags = next(int(line.split()[1], 8) for line in info if line.startswith("flags:"))
+    return flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def child_pids() -> set[int]:
+    """The direct children of this process, adopted ones included."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/self/task/{os.getpid()}/children") as listing:
+            return {int(pid) for pid in listing.read().split()}
+    import psutil
+
+    return {child.pid for child in psutil.Process().children()}
+
+
+def end_children(spared: set[int]) -> None:
+    """Kill and reap every child but the ``spared``, and what they leave behind, until none is left."""
+    while strays := child_pids() - spared:
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in strays:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def tail(path: str, start: int, limit: int) -> str:
+    """The last ``limit`` bytes that were written to ``path`` from the position ``start`` on, as text."""
+    try:
+        with open(path, "rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(start, end - limit))
+            return log.read(limit).decode("utf-8", "backslashreplace")
+    except OSError:
+        return ""

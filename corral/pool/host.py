@@ -1,0 +1,324 @@
+"""WORKER SIDE. The main loop of a worker: load the environments once, make a trial process for each lease.
+
+Purpose
+    The worker itself runs no trial. It stays clean, so that a fork of it is fresh process state for the price of a
+    fork; it is the parent of every trial process, so it alone learns how one ended.
+Guarantees
+    * Every trial process that was started is reported ended exactly once, with its exit code or signal, its peak memory
+      and CPU time, after all that it left behind has been killed.
+    * When the supervisor's end of the connection closes, everything that this worker started is killed.
+    * Fork is used only while this process has one thread; else a new interpreter, kept warm, takes the lease.
+Assumptions
+    One trial process at a time, and one spare. The supervisor kills a trial process by itself; it does not ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import pickle
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socketpair
+from typing import NoReturn
+
+from corral.environment import Environment
+from corral.errors import EnvStartError, ErrorRecord, ProtocolError, describe_exit
+from corral.pool import guards, trial_process
+from corral.pool.link import Link
+from corral.pool.wire import (
+    Finish,
+    HostSpec,
+    Load,
+    Loaded,
+    LoadFailed,
+    ProcessEnded,
+    ProcessStarted,
+    StartProcess,
+    Ticket,
+)
+from corral.runtime import describe, load
+from corral.types import FreshMode
+
+OUTPUT_TAIL = 16_384
+"""Bytes of a trial process's output that are reported with its end."""
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
+    "from corral.pool.trial_process import spare_main; spare_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+)
+
+
+def host_main(spec: HostSpec) -> NoReturn:
+    """The one call of a worker process. It ends with the process, never by returning."""
+    status = 1
+    try:
+        lifeline, reply = os.dup(0), os.dup(1)  # anyio's pipes: closed, they would mean that this worker is dead
+        guards.become_leader()
+        guards.ignore_terminal_signals()
+        guards.redirect_output(spec.log_path, keep=spec.keep_log)
+        guards.adopt_orphans()
+        Host(spec, Link.connect(spec.ticket), lifeline, reply).run()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        guards.end_children(set())
+        sys.stderr.flush()
+        os._exit(status)
+
+
+@dataclass
+class _Child:
+    """A running trial process."""
+
+    number: int
+    pid: int
+    watch: int
+    """A descriptor that becomes readable when it ends."""
+    log_start: int
+
+
+@dataclass
+class _Spare:
+    """A new interpreter that waits, warm, for a lease."""
+
+    process: subprocess.Popen[bytes]
+    link: Link
+    loaded: bool = False
+
+
+class Host:
+    """A worker's state: its environments, the trial process, the spare."""
+
+    def __init__(self, spec: HostSpec, link: Link, lifeline: int, reply: int) -> None:
+        self._spec = spec
+        self._link = link
+        self._lifeline = lifeline
+        self._own = {lifeline, reply}
+        self._load: Load | None = None
+        self._environments: Mapping[str, Environment] | None = None
+        self._child: _Child | None = None
+        self._spare: _Spare | None = None
+
+    def run(self) -> None:
+        """Load, then serve until the supervisor finishes or is gone."""
+        request = self._link.receive()
+        if request is None:
+            return
+        if not isinstance(request, Load):
+            raise ProtocolError(f"a worker was sent a {type(request).__name__} before it was loaded")
+        self._load = request
+        if not self._start(request):
+            return
+        while self._step():
+            pass
+
+    # ---- loading ----
+
+    def _start(self, request: Load) -> bool:
+        with guards.sentinel(self._lifeline):
+            try:
+                spawned = request.fresh == "spawn"
+                answer = self._ask_spare(self._start_spare()) if spawned else self._load_here(request)
+            except BaseException as error:
+                self._link.send(LoadFailed(trial_process.root_record(error)))
+                return False
+        if not spawned and answer.fresh == "spawn":
+            self._start_spare()
+        self._link.send(answer)
+        return True
+
+    def _load_here(self, request: Load) -> Loaded:
+        before = guards.open_resources()
+        environments = load(pickle.loads(request.builder))
+        catalogue = describe(environments)
+        opened = set(guards.open_resources().items()) - set(before.items())
+        notes = tuple(
+            f"loading the environments left {what} open; forked trials would share it: "
+            'open it per trial, or declare fresh = "spawn"'
+            for _, what in sorted(opened)
+        )
+        self._environments = environments
+        gc.collect()
+        gc.freeze()  # forks share these pages for as long as the collector does not touch them
+        return Loaded(catalogue, self._soundest(request.fresh), notes)
+
+    def _soundest(self, wanted: FreshMode) -> FreshMode:
+        if wanted == "spawn":
+            return "spawn"
+        if self._environments is None:  # the pool spawns, but this task's environment asks for a fork
+            if wanted == "auto" or self._load is None:
+                return "spawn"
+            self._load_here(self._load)
+        sound = hasattr(os, "pidfd_open") and guards.thread_count() == 1
+        return "fork" if sound else "spawn"
+
+    # ---- serving ----
+
+    def _step(self) -> bool:
+        """Wait for one thing and deal with it; False when it is time to end."""
+        poll = select.poll()
+        poll.register(self._link.fileno(), select.POLLIN)
+        if self._child is not None:
+            poll.register(self._child.watch, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if self._child is not None and self._child.watch in ready:
+            self._report_end(self._child)
+        if self._link.fileno() not in ready:
+            return True
+        match self._link.receive():
+            case StartProcess(ticket, fresh):
+                self._start_process(ticket, fresh)
+                return True
+            case Finish():
+                guards.end_children(set())
+                self._link.close()
+                signal.pause()  # the supervisor ends this process; ending by itself would race with its wait
+            case None:
+                pass
+            case other:
+                raise ProtocolError(f"a worker was sent a {type(other).__name__}")
+        return False
+
+    def _start_process(self, ticket: Ticket, fresh: FreshMode) -> None:
+        if self._child is not None:  # it was killed, or finished, a moment ago
+            self._report_end(self._child)
+        log_start = self._begin_log()
+        try:
+            fresh = self._soundest(fresh)
+            pid = self._fork(ticket) if fresh == "fork" else self._hand_to_spare(ticket)
+        except EnvStartError as error:
+            self._link.send(ProcessEnded(ticket.number, None, record=error.record))
+            return
+        except OSError as error:
+            self._link.send(ProcessEnded(ticket.number, None, record=ErrorRecord.of(error)))
+            return
+        self._child = _Child(ticket.number, pid, _watch(pid), log_start)
+        self._link.send(ProcessStarted(ticket.number, pid))
+        if self._spare is None and fresh == "spawn":
+            self._start_spare()
+
+    def _begin_log(self) -> int:
+        if not self._spec.keep_log:
+            os.ftruncate(1, 0)
+        return os.lseek(1, 0, os.SEEK_END)
+
+    def _fork(self, ticket: Ticket) -> int:
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12 on: threads; there are none
+            pid = os.fork()
+        if pid == 0:
+            self._become_trial_process(ticket, parent)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # the child does so too: whoever is first
+        return pid
+
+    def _become_trial_process(self, ticket: Ticket, parent: int) -> NoReturn:
+        try:
+            with contextlib.suppress(OSError):
+                os.setpgid(0, 0)
+            guards.die_with_parent(parent)
+            for descriptor in self._own:
+                os.close(descriptor)
+            self._link.close()
+            if self._spare is not None:
+                self._spare.link.close()
+            guards.reopen_streams()
+            environments = self._environments
+            assert environments is not None
+            trial_process.run(Link.connect(ticket), environments, Path(self._spec.work_root))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(trial_process.EXIT_BROKEN)
+
+    # ---- the spare ----
+
+    def _start_spare(self) -> _Spare:
+        assert self._load is not None
+        ours, theirs = socketpair()
+        with theirs:
+            number = theirs.fileno()
+            command = [sys.executable, "-u", "-c", _BOOT, str(number), str(os.getpid()), self._spec.work_root]
+            process = subprocess.Popen(
+                [*command, json.dumps(sys.path)], pass_fds=[number], stdin=subprocess.DEVNULL, process_group=0
+            )
+        self._spare = _Spare(process, Link(ours))
+        self._spare.link.send(self._load)
+        return self._spare
+
+    def _ask_spare(self, spare: _Spare) -> Loaded:
+        """Wait until the spare has loaded; EnvStartError if it could not. Gives up when the supervisor is gone."""
+        poll = select.poll()
+        poll.register(spare.link.fileno(), select.POLLIN)
+        poll.register(self._lifeline, 0)
+        if any(descriptor == self._lifeline for descriptor, _ in poll.poll()):
+            raise ConnectionError("the supervisor is gone")
+        answer = spare.link.receive()
+        if isinstance(answer, Loaded):
+            spare.loaded = True
+            return answer
+        self._spare = None
+        spare.process.wait()
+        what = f"the interpreter {describe_exit(spare.process.returncode)}"
+        record = answer.record if isinstance(answer, LoadFailed) else ErrorRecord("ProcessEnded", what)
+        raise EnvStartError.because("loading the environments in a new interpreter", record)
+
+    def _hand_to_spare(self, ticket: Ticket) -> int:
+        spare = self._spare or self._start_spare()
+        if not spare.loaded:
+            self._ask_spare(spare)
+        spare.link.send(StartProcess(ticket, "spawn"))
+        spare.link.close()
+        self._spare = None
+        spare.process.returncode = 0  # reaped by pid, like a fork: the object need not wait for it
+        return spare.process.pid
+
+    # ---- the end of a trial process ----
+
+    def _report_end(self, child: _Child) -> None:
+        self._child = None
+        _, status, usage = os.wait4(child.pid, 0)
+        os.close(child.watch)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)  # what it started and left in its group
+        guards.end_children({self._spare.process.pid} if self._spare else set())
+        self._clear_workspaces()
+        self._link.send(
+            ProcessEnded(
+                child.number,
+                os.waitstatus_to_exitcode(status),
+                peak_rss=usage.ru_maxrss * (1024 if guards.LINUX else 1),
+                cpu_seconds=usage.ru_utime + usage.ru_stime,
+                output=guards.tail(self._spec.log_path, child.log_start, OUTPUT_TAIL),
+            )
+        )
+
+    def _clear_workspaces(self) -> None:
+        """A trial that closed took its workspace with it; one that died left it."""
+        with contextlib.suppress(OSError):
+            for left in list(os.scandir(self._spec.work_root)):
+                shutil.rmtree(left.path, ignore_errors=True)
+
+
+def _watch(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends."""
+    if sys.platform == "linux":
+        return os.pidfd_open(pid)
+    else:  # noqa: RET505 - a type checker knows this branch as another platform's
+        queue = select.kqueue()
+        ended = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+        queue.control([ended], 0)
+        return os.dup(queue.fileno())

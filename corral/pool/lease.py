@@ -1,0 +1,96 @@
+"""SUPERVISOR SIDE. A lease: one slot, held by one trial, or by one episode for all its trials."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+
+from corral.errors import NotFound, TrialError
+from corral.pool.config import WorkerPoolConfig
+from corral.pool.slots import Slot
+from corral.pool.wire import Close, Closed, Open, Opened, Perform
+from corral.pool.worker import TrialProcess
+from corral.types import Action, TaskInfo, TrialSpec, WorkerRef
+
+
+class Lease:
+    """The holder's side of a slot. Opens trials in its trial process, which starts with the first of them.
+
+    After its trial process died, the next ``open`` gets a new one: on the same worker, or on the worker's replacement.
+    """
+
+    def __init__(self, slot: Slot, config: WorkerPoolConfig, catalogue: Mapping[str, TaskInfo]) -> None:
+        self.slot = slot
+        self._config = config
+        self._catalogue = catalogue
+        self._began = time.monotonic()
+
+    @property
+    def worker(self) -> WorkerRef:
+        """Where it is: slot, pid of the worker, pid of the trial process."""
+        worker, process = self.slot.worker, self.slot.process
+        return WorkerRef(self.slot.index, worker.pid if worker else 0, process.pid if process else None)
+
+    async def open(self, spec: TrialSpec) -> Opened:
+        """Open a trial runtime. EnvStartError if its environment cannot be set up, NotFound for an unknown task."""
+        if spec.task_id not in self._catalogue:
+            raise NotFound("task", spec.task_id, list(self._catalogue))
+        process = await self._process_for(spec.task_id)
+        self.slot.trials += 1
+        self.slot.trials_of_worker += 1
+        opened = await process.request(Open(spec), f"set-up of {spec.task_id!r}")
+        assert isinstance(opened, Opened)
+        return opened
+
+    async def _process_for(self, task_id: str) -> TrialProcess:
+        if self.slot.process is not None and self.slot.process.alive:
+            return self.slot.process
+        await self.slot.ready.wait()
+        if self.slot.worker is None:
+            raise self.slot.error or NotFound("worker", f"slot {self.slot.index}")
+        wanted = self._catalogue[task_id].fresh
+        fresh = self._config.fresh if wanted == "auto" else wanted
+        self.slot.process = await self.slot.worker.start_process(fresh)
+        return self.slot.process
+
+    async def perform(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Any:
+        """Ask something of an open trial. Raises the TrialError that ended it, or what the request failed with."""
+        return await self._living().request(Perform(runtime_id, action, arguments), phase)
+
+    async def close_trial(self, runtime_id: str) -> Closed:
+        """Close an open trial."""
+        closed = await self._living().request(Close(runtime_id), "close")
+        assert isinstance(closed, Closed)
+        return closed
+
+    def _living(self) -> TrialProcess:
+        if self.slot.process is None:
+            raise NotFound("trial process", f"slot {self.slot.index}")
+        return self.slot.process
+
+    async def kill(self, doom: TrialError | None = None) -> None:
+        """Kill the trial process; ``doom`` is what its requests then raise."""
+        if self.slot.process is not None:
+            await self.slot.process.kill(doom)
+
+    def usage(self) -> tuple[int, float]:
+        """Peak memory (bytes) and CPU seconds of the trial process, once it has ended."""
+        end = self.slot.process.end if self.slot.process else None
+        return (end.peak_rss, end.cpu_seconds) if end else (0, 0.0)
+
+    def last_output(self) -> str:
+        """The tail of what the trial process printed, once it has ended."""
+        end = self.slot.process.end if self.slot.process else None
+        return end.output if end else ""
+
+    async def end(self) -> None:
+        """End the trial process, unless it is to be reused."""
+        with anyio.CancelScope(shield=True):
+            process = self.slot.process
+            if process is not None and not (self._config.reuse == "worker" and process.alive):
+                await process.finish()
+                self.slot.process = None
+            self.slot.busy_seconds += time.monotonic() - self._began

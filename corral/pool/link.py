@@ -1,0 +1,58 @@
+"""WORKER SIDE. A blocking connection to the supervisor: one message in, one message out.
+
+Kept apart from the supervisor's asynchronous channel on purpose: a worker waits for one thing at a time and needs no
+event loop, so it stays small and has one thread, which is what makes its forks sound.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from corral.pool.wire import Decoder, Message, Ticket, encode
+
+CHUNK = 2**16
+
+
+class Link:
+    """One end of a connection, blocking. ``receive`` gives None when the other end is gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._decoder = Decoder()
+
+    @classmethod
+    def connect(cls, ticket: Ticket) -> Link:
+        """Connect to the supervisor and show the ticket."""
+        family = socket.AF_UNIX if isinstance(ticket.address, str) else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.connect(ticket.address)
+        if family == socket.AF_INET:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(ticket.hello(os.getpid()))
+        return cls(sock)
+
+    def fileno(self) -> int:
+        """The descriptor, to be watched."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send one message. SerializationError if it cannot be; OSError if the other end is gone."""
+        for part in encode(message):
+            self._socket.sendall(part)
+
+    def receive(self) -> Message | None:
+        """Wait for the next message; None at the end of the connection."""
+        while (message := self._decoder.next()) is None:
+            try:
+                data = self._socket.recv(CHUNK)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._decoder.feed(data)
+        return message
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()

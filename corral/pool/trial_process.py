@@ -1,0 +1,154 @@
+"""WORKER SIDE. A trial process: serves the trials of one lease over a connection of its own, then ends.
+
+It is either a fork of a loaded worker, or a new interpreter that loads the environments itself and waits, warm, until
+its worker hands it a ticket. Either way it has run nothing before its first trial.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from corral.environment import Environment
+from corral.errors import ErrorRecord, NotFound, ProtocolError, SerializationError, ToolError, TrialError
+from corral.pool import guards
+from corral.pool.link import Link
+from corral.pool.wire import (
+    Close,
+    Closed,
+    Done,
+    Failed,
+    Finish,
+    Load,
+    Loaded,
+    LoadFailed,
+    Message,
+    Open,
+    Opened,
+    Perform,
+    StartProcess,
+)
+from corral.runtime import TrialRuntime, describe, load
+
+EXIT_BROKEN = 70
+"""Exit code of a trial process that failed by Corral's own doing (EX_SOFTWARE of sysexits.h)."""
+
+
+class TrialServer:
+    """Answers requests about the trials of one lease, one at a time."""
+
+    def __init__(self, environments: Mapping[str, Environment], work_root: Path) -> None:
+        self._environments = environments
+        self._work_root = work_root
+        self._runtimes: dict[str, TrialRuntime] = {}
+
+    def answer(self, request: Message) -> Done | Failed:
+        """Carry out one request. Whatever user code raises becomes data."""
+        try:
+            return Done(self._carry_out(request))
+        except TrialError as error:
+            return Failed.of(error)
+        except BaseException as error:
+            record = ErrorRecord.of(error)
+            return Failed(ToolError.kind, f"the environment broke out of its call: {record}", record)
+
+    def _carry_out(self, request: Message) -> Any:
+        match request:
+            case Open(spec):
+                runtime = TrialRuntime(self._environments[spec.task_id], spec, self._work_root, own_process=True)
+                self._runtimes[spec.runtime_id] = runtime
+                return Opened(str(runtime.workspace))
+            case Perform(runtime_id, action, arguments):
+                return self._find(runtime_id).perform(action, arguments)
+            case Close(runtime_id):
+                warnings = self._find(runtime_id).close()
+                del self._runtimes[runtime_id]
+                return Closed(tuple(warnings), *used_so_far())
+            case _:
+                raise ProtocolError(f"a trial process was sent a {type(request).__name__}")
+
+    def _find(self, runtime_id: str) -> TrialRuntime:
+        try:
+            return self._runtimes[runtime_id]
+        except KeyError:
+            raise NotFound("trial", runtime_id) from None
+
+    def close(self) -> None:
+        """Close what is still open."""
+        for runtime in self._runtimes.values():
+            runtime.close()
+        self._runtimes.clear()
+
+
+def used_so_far() -> tuple[int, float]:
+    """Peak RSS (bytes) and CPU seconds of this process and its ended children."""
+    import resource
+
+    unit = 1024 if sys.platform == "linux" else 1
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return max(u.ru_maxrss for u in usage) * unit, sum(u.ru_utime + u.ru_stime for u in usage)
+
+
+def serve(link: Link, server: TrialServer) -> None:
+    """Answer requests until the lease ends or the connection does."""
+    while (request := link.receive()) is not None and not isinstance(request, Finish):
+        answer = server.answer(request)
+        try:
+            link.send(answer)
+        except SerializationError as error:
+            link.send(Failed.of(error))
+    server.close()
+
+
+def run(link: Link, environments: Mapping[str, Environment], work_root: Path) -> NoReturn:
+    """Serve one lease and end the process, never returning to what the process was before."""
+    status = EXIT_BROKEN
+    try:
+        serve(link, TrialServer(environments, work_root))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def spare_main(descriptor: int, parent: int, work_root: str) -> NoReturn:
+    """A new interpreter: load the environments, then wait to be handed a ticket."""
+    guards.die_with_parent(parent)
+    guards.ignore_terminal_signals()
+    guards.reopen_streams()
+    control = Link(socket.socket(fileno=descriptor))
+    match control.receive():
+        case Load(builder):
+            environments = _load_spare(control, builder)
+        case _:
+            os._exit(EXIT_BROKEN)
+    match control.receive():
+        case StartProcess(ticket):
+            control.close()
+            run(Link.connect(ticket), environments, Path(work_root))
+        case _:
+            os._exit(0)
+
+
+def _load_spare(control: Link, builder: bytes) -> Mapping[str, Environment]:
+    try:
+        environments: Mapping[str, Environment] = load(pickle.loads(builder))
+        control.send(Loaded(describe(environments), "spawn"))
+    except BaseException as error:
+        control.send(LoadFailed(root_record(error)))
+        os._exit(1)
+    return environments
+
+
+def root_record(error: BaseException) -> ErrorRecord:
+    """The record of the exception that loading raised, not of the one that reports it."""
+    return (error.record if isinstance(error, TrialError) else None) or ErrorRecord.of(error)

@@ -1,0 +1,294 @@
+"""What the supervisor and its workers say to each other, and how it becomes bytes. No sockets, no clock.
+
+Purpose
+    One frame carries one message: a header (the length of the pickle, the number of buffers behind it), the buffers'
+    lengths, the pickle, the buffers. Large arrays travel as buffers (pickle protocol 5) and are not copied into the
+    pickle.
+Guarantees
+    A reader never unpickles a frame that is not complete, and never one from a peer that has not shown its ticket: the
+    hello has a fixed form that needs no unpickling. A frame over MAX_FRAME is refused by the writer, before a byte of
+    it is sent, and by the reader, before it is gathered.
+Assumptions
+    Both ends run the same version of Corral: a worker is started by the supervisor that it talks to.
+"""
+
+from __future__ import annotations
+
+import hmac
+import pickle
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from corral.errors import TRIAL_ERRORS, ErrorRecord, FailureKind, ProtocolError, SerializationError, TrialError
+from corral.types import Action, FreshMode, TaskInfo, TrialSpec
+
+Buffer = bytes | bytearray | memoryview
+
+MAX_FRAME = 2**30
+"""Bytes of one frame, 1 GiB: far above any sensible tool result, and low enough that two of them fit in memory."""
+
+MAX_BUFFERS = 1024
+"""Buffers of one frame: a result of more arrays than that is sent inside the pickle."""
+
+# ---- hello ---------------------------------------------------------------------------------------------------------
+
+_MAGIC = b"CORRAL01"
+_HELLO = struct.Struct("!8sQ32sI")
+HELLO_SIZE = _HELLO.size
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a process must show to be let in: where to connect, which connection it is for, and a secret."""
+
+    address: str | tuple[str, int]
+    """The path of a Unix domain socket, or a loopback host and port."""
+    number: int
+    secret: bytes
+
+    def hello(self, pid: int) -> bytes:
+        """The first bytes that the process sends."""
+        return _HELLO.pack(_MAGIC, self.number, self.secret, pid)
+
+    def matches(self, secret: bytes) -> bool:
+        """Compare in constant time."""
+        return hmac.compare_digest(self.secret, secret)
+
+
+def read_hello(data: bytes) -> tuple[int, bytes, int]:
+    """Number, secret and pid from a hello; ProtocolError if it is none."""
+    magic, number, secret, pid = _HELLO.unpack(data)
+    if magic != _MAGIC:
+        raise ProtocolError("a stranger connected to the pool's socket")
+    return number, secret, pid
+
+
+# ---- messages ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """What a worker is started with: it travels as the argument of its one call, before there is a connection."""
+
+    ticket: Ticket
+    slot: int
+    work_root: str
+    """A folder of the slot's own, for the workspaces of its trials."""
+    log_path: str
+    keep_log: bool
+    """Whether the log is kept from trial to trial; else it holds the current trial's output only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """To a worker: build the environments. ``builder`` is a cloudpickled function without arguments."""
+
+    builder: bytes
+    fresh: FreshMode
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """From a worker: the environments are built. ``fresh`` says how it will make fresh processes."""
+
+    catalogue: dict[str, TaskInfo]
+    fresh: FreshMode
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """From a worker: building the environments raised."""
+
+    record: ErrorRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StartProcess:
+    """To a worker: make a trial process that connects with ``ticket``."""
+
+    ticket: Ticket
+    fresh: FreshMode
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarted:
+    """From a worker: the trial process of ticket ``number`` runs."""
+
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """From a worker: the trial process of ticket ``number`` ended and nothing of it is left."""
+
+    number: int
+    status: int | None
+    """Exit code; negative is the signal's number, as in ``subprocess``. None if it could not be started."""
+    peak_rss: int = 0
+    """Bytes."""
+    cpu_seconds: float = 0.0
+    output: str = ""
+    """The tail of what it printed."""
+    record: ErrorRecord | None = None
+    """Why it could not be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """To a trial process: open a trial runtime."""
+
+    spec: TrialSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Perform:
+    """To a trial process: ask something of an open trial runtime."""
+
+    runtime_id: str
+    action: Action
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """To a trial process: close a trial runtime."""
+
+    runtime_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """To a trial process: close what is open and end. To a worker: end, with all that it started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """From a trial process: what the request gave."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """From a trial process: the request failed; what kind of failure, and its text."""
+
+    kind: FailureKind
+    message: str
+    record: ErrorRecord | None = None
+
+    @classmethod
+    def of(cls, error: TrialError) -> Failed:
+        """Describe ``error`` as data."""
+        return cls(error.kind, str(error), error.record)
+
+    def error(self) -> TrialError:
+        """The error again, of the class of its kind."""
+        return TRIAL_ERRORS[self.kind](self.message, record=self.record)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The value of an Open: the trial's workspace."""
+
+    workspace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The value of a Close: what went wrong without changing the result, and what the process has used so far."""
+
+    warnings: tuple[str, ...] = ()
+    peak_rss: int = 0
+    """Bytes."""
+    cpu_seconds: float = 0.0
+
+
+Message = (
+    Load | Loaded | LoadFailed | StartProcess | ProcessStarted | ProcessEnded
+    | Open | Perform | Close | Finish | Done | Failed
+)  # fmt: skip
+
+# ---- frames --------------------------------------------------------------------------------------------------------
+
+_HEADER = struct.Struct("!QH")
+_LENGTH = struct.Struct("!Q")
+
+
+def encode(message: Message) -> list[Buffer]:
+    """The frame of ``message``, as buffers to be sent one behind the other.
+
+    Raises SerializationError if it cannot be pickled or is larger than MAX_FRAME.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+        views: list[memoryview] = [buffer.raw() for buffer in buffers]
+        if len(views) > MAX_BUFFERS:
+            body, views = pickle.dumps(message, protocol=5), []
+    except Exception as error:
+        record = ErrorRecord.of(error)
+        raise SerializationError(f"a value cannot be sent between processes: {record}", record=record) from None
+    size = len(body) + sum(view.nbytes for view in views)
+    if size > MAX_FRAME:
+        raise SerializationError(
+            f"a value of {size / 2**20:.0f} MiB is over the limit of {MAX_FRAME / 2**20:.0f} MiB for one message; "
+            "write it to a file in the workspace and send its path"
+        )
+    header = _HEADER.pack(len(body), len(views)) + b"".join(_LENGTH.pack(view.nbytes) for view in views)
+    return [header + body, *views]
+
+
+@dataclass
+class Decoder:
+    """Bytes in, messages out. Feed it what arrives; it gives each message when it is whole."""
+
+    _data: bytearray = field(default_factory=bytearray)
+
+    def feed(self, data: Buffer) -> None:
+        """Add bytes that arrived."""
+        self._data += data
+
+    @property
+    def pending(self) -> bool:
+        """Whether a part of a frame is waiting for its rest."""
+        return bool(self._data)
+
+    def next(self) -> Message | None:
+        """The next whole message, or None if more bytes are needed. ProtocolError if the bytes are no frame."""
+        data = self._data
+        if len(data) < _HEADER.size:
+            return None
+        length, count = _HEADER.unpack_from(data)
+        if length > MAX_FRAME or count > MAX_BUFFERS:
+            raise ProtocolError(f"a frame announces {length} bytes and {count} buffers; that is no frame of ours")
+        start = _HEADER.size + count * _LENGTH.size
+        if len(data) < start:
+            return None
+        sizes = [_LENGTH.unpack_from(data, _HEADER.size + i * _LENGTH.size)[0] for i in range(count)]
+        end = start + length + sum(sizes)
+        if end - start > MAX_FRAME:
+            raise ProtocolError(f"a frame announces {end - start} bytes, over the limit of {MAX_FRAME}")
+        if len(data) < end:
+            return None
+        return self._take(start, length, sizes, end)
+
+    def _take(self, start: int, length: int, sizes: list[int], end: int) -> Message:
+        # The frame's bytes are handed over as they are when they are all there is: no copy of a large array.
+        frame, self._data = (
+            (self._data, bytearray()) if len(self._data) == end else (self._data[:end], self._data[end:])
+        )
+        view = memoryview(frame)
+        buffers, offset = [], start + length
+        for size in sizes:
+            buffers.append(view[offset : offset + size])
+            offset += size
+        try:
+            message = pickle.loads(view[start : start + length], buffers=buffers)
+        except Exception as error:
+            raise ProtocolError(f"a frame cannot be read: {ErrorRecord.of(error)}") from error
+        if not isinstance(message, Message):
+            raise ProtocolError(f"a frame holds a {type(message).__name__}, which is no message")
+        return message

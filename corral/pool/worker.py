@@ -1,0 +1,334 @@
+"""SUPERVISOR SIDE. One worker and its trial processes: start, request, kill, wait.
+
+Purpose
+    The one place where processes are killed. Everything above it sees requests that give a value or raise a TrialError.
+Guarantees
+    * A request gives its answer, or raises what ended the trial process: its own death with exit code or signal, the
+      deadline or memory limit for which it was killed, or a lost connection. Never a bare end-of-file.
+    * Every way out of a request in flight that leaves the stream spoiled, cancellation included, goes through one kill
+      and one shielded wait.
+    * After ``kill`` or ``finish`` returns, the trial process and what it started are gone.
+Assumptions
+    Requests of one trial process are made one at a time, by whoever holds its lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
+from anyio.abc import TaskGroup
+
+from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, TrialError, WorkerDied
+from corral.pool.channel import Channel, Listener, Visitor
+from corral.pool.entry import enter
+from corral.pool.wire import (
+    Done,
+    Failed,
+    Finish,
+    HostSpec,
+    Load,
+    Loaded,
+    LoadFailed,
+    Message,
+    ProcessEnded,
+    ProcessStarted,
+    StartProcess,
+)
+from corral.types import FreshMode
+
+KILL_PATIENCE = 5.0
+"""Seconds that a worker may take to report the end of a killed trial process, before it is killed itself."""
+FINISH_PATIENCE = 10.0
+"""Seconds that a trial process may take to close its trials and end."""
+LAST_WORDS = 0.2
+"""Seconds between the signal that makes a hung process write where it hangs, and its kill."""
+
+NATIVE_THREADS = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+)  # fmt: skip
+"""Set to 1 in workers, unless the user's environment has a value: N workers of N threads each would crowd each other,
+and a worker with more than one thread cannot be forked soundly."""
+
+_added_limits: list[str] = []
+_limit_users = 0
+
+
+@contextlib.contextmanager
+def native_threads_limited() -> Iterator[None]:
+    """While the block runs, interpreters that are started inherit a limit of one native thread.
+
+    anyio passes no environment to the interpreters it starts, and what they import first, the user's main module, may
+    load native libraries: so it must stand in this process's own environment for that moment.
+    """
+    global _limit_users
+    if _limit_users == 0:
+        _added_limits[:] = [name for name in NATIVE_THREADS if name not in os.environ]
+        os.environ.update(dict.fromkeys(_added_limits, "1"))
+    _limit_users += 1
+    try:
+        yield
+    finally:
+        _limit_users -= 1
+        if _limit_users == 0:
+            for name in _added_limits:
+                os.environ.pop(name, None)
+
+
+class TrialProcess:
+    """A trial process, for as long as its lease lasts."""
+
+    def __init__(self, worker: Worker, visitor: Visitor) -> None:
+        self._worker = worker
+        self._visitor = visitor
+        self.number = visitor.ticket.number
+        self.pid: int = 0
+        self.ended = anyio.Event()
+        self.end: ProcessEnded | None = None
+        self._doom: TrialError | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked something."""
+        return self.pid != 0 and not self.ended.is_set() and self._doom is None
+
+    async def request(self, message: Message, phase: str) -> Any:
+        """Send a request and wait for its answer; ``phase`` says in words what it does."""
+        channel = self._visitor.channel
+        if channel is None or self._doom is not None or self.ended.is_set():
+            raise await self.reason(phase)
+        try:
+            await channel.send(message)
+            answer = await channel.receive()
+        except TrialError:  # it could not be sent, and nothing of it was: the process is as it was
+            raise
+        except (anyio.EndOfStream, ProtocolError):
+            raise await self.reason(phase) from None
+        except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
+            await self.kill(last_words=True)
+            raise
+        match answer:
+            case Done(value):
+                return value
+            case Failed():
+                raise answer.error()
+            case _:
+                raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
+
+    async def reason(self, phase: str) -> TrialError:
+        """Why there is no answer."""
+        with anyio.move_on_after(1.0):
+            await self.ended.wait()
+        lost = not self.ended.is_set()
+        if lost:
+            await self.kill()
+        end = self.end
+        output = end.output if end else ""
+        if self._doom is not None:
+            self._doom.output = self._doom.output or output
+            return self._doom
+        if end is not None and end.record is not None:
+            return EnvStartError.because("starting a trial process", end.record)
+        if lost:
+            return WorkerDied.lost(phase, pid=self.pid, slot=self._worker.slot, output=output)
+        status = end.status if end else None
+        return WorkerDied.during(phase, pid=self.pid, slot=self._worker.slot, status=status, output=output)
+
+    async def finish(self) -> None:
+        """Let it close its trials and end; kill it if it does not."""
+        channel = self._visitor.channel
+        with anyio.CancelScope(shield=True):
+            if self.alive and channel is not None:
+                with anyio.move_on_after(FINISH_PATIENCE), contextlib.suppress(anyio.EndOfStream):
+                    await channel.send(Finish())
+                    await self.ended.wait()
+            await self.kill()
+
+    async def kill(self, doom: TrialError | None = None, *, last_words: bool = False) -> None:
+        """Kill it and wait until nothing of it is left.
+
+        ``doom`` becomes the reason that its requests raise. With ``last_words`` it first writes where it hangs.
+        """
+        with anyio.CancelScope(shield=True):
+            if not self.ended.is_set():
+                self._doom = self._doom or doom
+                if last_words:
+                    await self._ask_for_last_words()
+                self.signal(signal.SIGKILL)
+                with anyio.move_on_after(KILL_PATIENCE):
+                    await self.ended.wait()
+            if not self.ended.is_set():
+                await self._worker.kill()
+            if self._visitor.channel is not None:
+                self._visitor.channel.close()
+
+    async def _ask_for_last_words(self) -> None:
+        with anyio.move_on_after(LAST_WORDS):
+            self.signal(signal.SIGUSR1, group=False)
+            await self.ended.wait()
+
+    def signal(self, number: int, *, group: bool = True) -> None:
+        """Send a signal to it and its group. Nothing happens while its pid is not known."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, number)
+            if group:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, number)
+
+    def has_ended(self, end: ProcessEnded) -> None:
+        """The worker's report, or its loss."""
+        self.end = end
+        self.ended.set()
+        self._visitor.give_up()
+
+
+class Worker:
+    """A worker process: one long call of ``anyio.to_process``, which connects back."""
+
+    def __init__(self, spec: HostSpec, visitor: Visitor, listener: Listener, limiter: CapacityLimiter) -> None:
+        self.slot = spec.slot
+        self.pid = 0
+        self.gone = anyio.Event()
+        self._spec = spec
+        self._visitor = visitor
+        self._listener = listener
+        self._limiter = limiter
+        self._scope = anyio.CancelScope()
+        self._cause: BaseException | None = None
+        self._channel: Channel | None = None
+        self._processes: dict[int, TrialProcess] = {}
+
+    async def start(self, tasks: TaskGroup, load: Load, patience: float, what: str) -> Loaded:
+        """Spawn it and let it load, within ``patience`` seconds. EnvStartError if it could not; then it is gone."""
+        try:
+            with anyio.fail_after(patience):
+                with native_threads_limited():
+                    tasks.start_soon(self._call)
+                    await self._visitor.arrived.wait()
+                if (channel := self._visitor.channel) is None:
+                    raise self._failed_start(what)
+                self._channel, self.pid = channel, self._visitor.pid
+                await channel.send(load)
+                answer = await channel.receive()
+        except TimeoutError:
+            raise await self._slow_start(what, patience) from None
+        except anyio.EndOfStream:
+            await self.kill()
+            raise self._failed_start(what) from None
+        except BaseException:
+            await self.kill()
+            raise
+        if isinstance(answer, Loaded):
+            tasks.start_soon(self._listen)
+            return answer
+        await self.kill()
+        if isinstance(answer, LoadFailed):
+            raise EnvStartError.because(f"{what}, in a worker,", answer.record)
+        raise ProtocolError(f"a worker answered with a {type(answer).__name__}")
+
+    async def _call(self) -> None:
+        try:
+            with self._scope:
+                await to_process.run_sync(enter, self._spec, cancellable=True, limiter=self._limiter)
+        except BrokenWorkerProcess as error:
+            self._cause = error.__cause__ or error
+        finally:
+            self._lose()
+
+    def _lose(self) -> None:
+        self._visitor.give_up()
+        for process in list(self._processes.values()):
+            process.signal(signal.SIGKILL)
+            process.has_ended(ProcessEnded(process.number, None))
+        self._processes.clear()
+        self.gone.set()
+
+    def _failed_start(self, what: str) -> Exception:
+        cause = self._cause
+        if isinstance(cause, ConfigError):  # the main module started a run while this worker imported it
+            return ConfigError(str(cause))
+        if cause is None or isinstance(cause, BrokenWorkerProcess | anyio.EndOfStream | anyio.IncompleteRead):
+            record = ErrorRecord("ProcessEnded", f"the worker process ended before it was ready{self._last_output()}")
+            return EnvStartError.because(what, record)
+        return EnvStartError.because("importing the main script in a worker", ErrorRecord.of(cause))
+
+    async def _slow_start(self, what: str, patience: float) -> EnvStartError:
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR1)
+            await anyio.sleep(LAST_WORDS)
+        await self.kill()
+        record = ErrorRecord("TimeoutError", f"not ready within start_timeout = {patience:g} s{self._last_output()}")
+        return EnvStartError.because(f"{what}, in a worker,", record)
+
+    def _last_output(self) -> str:
+        with contextlib.suppress(OSError):
+            text = Path(self._spec.log_path).read_text(errors="backslashreplace")[-2000:].strip()
+            return f"; its last output:\n{text}" if text else ""
+        return ""
+
+    async def _listen(self) -> None:
+        """Take the worker's reports until it is gone."""
+        assert self._channel is not None
+        try:
+            while True:
+                match await self._channel.receive():
+                    case ProcessStarted(number, pid):
+                        if process := self._processes.get(number):
+                            process.pid = pid
+                    case ProcessEnded() as end:
+                        if process := self._processes.pop(end.number, None):
+                            process.has_ended(end)
+                    case other:
+                        raise ProtocolError(f"a worker reported a {type(other).__name__}")
+        except (anyio.EndOfStream, ProtocolError):
+            self._scope.cancel()
+
+    async def start_process(self, fresh: FreshMode) -> TrialProcess:
+        """Make a trial process. EnvStartError if it could not be made, WorkerDied if the worker is gone."""
+        visitor = self._listener.expect()
+        process = TrialProcess(self, visitor)
+        if self.gone.is_set() or self._channel is None:
+            raise WorkerDied.during("fork", pid=self.pid, slot=self.slot, status=None)
+        self._processes[process.number] = process
+        try:
+            await self._channel.send(StartProcess(visitor.ticket, fresh))
+            await visitor.arrived.wait()
+        except anyio.EndOfStream:
+            await self.gone.wait()
+        except BaseException:
+            await process.kill()
+            raise
+        finally:
+            self._listener.forget(visitor)
+        process.pid = process.pid or visitor.pid
+        if visitor.channel is None:
+            raise await process.reason("start of the trial process")
+        return process
+
+    async def stop(self) -> None:
+        """End it with all that it started: ask, then kill."""
+        with anyio.CancelScope(shield=True):
+            for process in list(self._processes.values()):
+                process.signal(signal.SIGKILL)
+            if self._channel is not None and not self.gone.is_set():
+                with anyio.move_on_after(KILL_PATIENCE), contextlib.suppress(anyio.EndOfStream):
+                    await self._channel.send(Finish())
+                    await self.gone.wait()
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Kill it at once and wait until it is reaped."""
+        with anyio.CancelScope(shield=True):
+            self._scope.cancel()
+            await self.gone.wait()
+            if self._channel is not None:
+                self._channel.close()

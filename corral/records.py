@@ -1,0 +1,131 @@
+"""Trial results as lines of strict JSON, and back. Pure: no files, no clock.
+
+Whatever an environment or a model gave, its record can be written and is valid UTF-8: NaN and infinities become null,
+lone surrogates are escaped, and what is no JSON at all becomes text. One odd value never costs a result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields
+from typing import Any, NoReturn
+
+from corral.errors import FailureKind, JournalError, ProtocolError
+from corral.types import Attempt, TaskTrialResult, Timings, WorkerRef
+
+Record = dict[str, Any]
+"""A JSON object."""
+
+MAX_DEPTH = 100
+"""Levels of nesting that are kept of a record that is not all plain JSON; what lies deeper becomes text."""
+
+MAX_INTEGER_BITS = 10_000
+"""Larger integers are kept as hexadecimal text: Python refuses to write or read them in decimal."""
+
+
+def to_record(result: TaskTrialResult) -> Record:
+    """The final record of a trial as plain data. What the environment and the agent gave is not copied."""
+    if not math.isfinite(result.score):
+        raise ProtocolError(f"the score of {result.key} is {result.score}: it should have been refused as no score")
+    record = {field.name: getattr(result, field.name) for field in fields(result)}
+    record["attempts"] = [asdict(attempt) for attempt in result.attempts]
+    record["worker"] = asdict(result.worker) if result.worker else None
+    record["timings"] = asdict(result.timings)
+    record["warnings"] = list(result.warnings)
+    return record
+
+
+def from_record(record: Mapping[str, Any]) -> TaskTrialResult:
+    """The result that ``to_record`` made ``record`` of. Names that this version does not know are passed over."""
+    try:
+        values = known_fields(TaskTrialResult, record)
+        values["score"] = float(record["score"])
+        values["attempts"] = tuple(_attempt(attempt) for attempt in record.get("attempts", ()))
+        values["worker"] = _worker(record.get("worker"))
+        values["timings"] = Timings(**known_fields(Timings, record.get("timings", {})))
+        values["failure"] = _failure(record.get("failure"))
+        values["warnings"] = tuple(record.get("warnings", ()))
+        return TaskTrialResult(**values)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        key = f"{record.get('task_id')}#{record.get('trial_index')}"
+        raise JournalError(f"the record of {key} cannot be understood ({type(error).__name__}: {error})") from error
+
+
+def as_recorded(result: TaskTrialResult) -> TaskTrialResult:
+    """``result`` as a resumed session will read it: so a report does not depend on whether the run was resumed."""
+    return from_record(json.loads(encode(to_record(result))))
+
+
+def known_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that the dataclass ``kind`` has."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _attempt(values: Mapping[str, Any]) -> Attempt:
+    known = known_fields(Attempt, values)
+    return Attempt(**known | {"failure": _failure(values.get("failure")), "worker": _worker(values.get("worker"))})
+
+
+def _worker(values: Mapping[str, Any] | None) -> WorkerRef | None:
+    return None if values is None else WorkerRef(**known_fields(WorkerRef, values))
+
+
+def _failure(value: str | None) -> FailureKind | None:
+    return None if value is None else FailureKind(value)
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """``record`` as one line of strict JSON, its newline included."""
+    try:
+        text = _dumps(record)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: too deep, or a left-over thread still changes it
+        text = _dumps(plain(record))
+    # Only lone surrogates cannot be encoded, and the escape for them is JSON's own.
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def decode(line: bytes) -> Record | None:
+    """The JSON object in ``line``; None if it is none, or not strict."""
+    try:
+        value = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """``value`` as something that JSON has."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value) if value.bit_length() <= MAX_INTEGER_BITS else hex(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if depth >= MAX_DEPTH:
+        return f"<{type(value).__qualname__}>"
+    try:
+        if isinstance(value, Mapping):
+            items = list(value.items())
+            return {key if isinstance(key, str) else str(key): plain(item, depth + 1) for key, item in items}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [plain(item, depth + 1) for item in list(value)]
+        if callable(tolist := getattr(value, "tolist", None)):  # NumPy's numbers and arrays
+            with suppress(TypeError):
+                return plain(tolist(), depth + 1)
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)

@@ -1,0 +1,173 @@
+"""Tables and lines for the end of a run.
+
+On a terminal they are quietly coloured; elsewhere plain, aligned text. Every text that came from a task, a model or
+an error is made printable first: no markup of rich, no control character and no lone surrogate in it has an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from corral.report.metrics import Bounds
+from corral.report.plain import plain
+from corral.report.result import BenchmarkResult, TaskTrialResults
+from corral.report.text import duration, figure, kinds, printable, shortened
+
+CAUSE_LIMIT = 400
+"""Characters shown of the first cause of an incomplete run; the report holds all of it."""
+
+
+def print_result(result: BenchmarkResult, console: Console) -> None:
+    """Print the tables and the summary of ``result``."""
+    if console.encoding.lower().startswith("utf"):
+        _print(result, console)
+        return
+    # An output in another encoding gets escapes for what it cannot show, rather than no summary at all.
+    with console.capture() as capture:
+        _print(result, console)
+    console.file.write(capture.get().encode(console.encoding, "backslashreplace").decode(console.encoding))
+
+
+def _print(result: BenchmarkResult, console: Console) -> None:
+    for part in summary(result):
+        console.print(part, highlight=False)
+
+
+def summary(result: BenchmarkResult) -> list[RenderableType]:
+    """What is worth seeing at the end of a run: the tasks, the pool, and the figures last."""
+    parts: list[RenderableType] = []
+    if result.task_results:
+        parts += [_tasks_table(result), Text()]
+    workers = _workers(result)
+    if workers:
+        parts += [_pool_table(workers), Text()]
+    parts += _summary_lines(result)
+    return parts
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    """A table without lines: headings and ``left``, ``right`` or ``fold`` (a left one that may break its text)."""
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold", pad_edge=False)
+    for heading, kind in columns:
+        if kind == "right":
+            table.add_column(heading, justify="right", no_wrap=True)
+        else:
+            table.add_column(heading, overflow="fold", no_wrap=kind != "fold", min_width=len(heading))
+    return table
+
+
+def _tasks_table(result: BenchmarkResult) -> Table:
+    table = _table(
+        ("task", "fold"), ("graded", "right"), ("score", "right"), ("successes", "right"), ("failures", "fold")
+    )
+    for task in result.task_results.values():
+        table.add_row(
+            Text(printable(task.task_id)),
+            f"{task.graded} of {task.n}",
+            figure(task.average_score) if task.graded else "-",
+            str(task.successes),
+            _failures(task),
+        )
+    return table
+
+
+def _failures(task: TaskTrialResults) -> Text:
+    found = kinds(task.failures)
+    if not task.graded and task.n:
+        return Text(f"no graded trial: {found}", style="red")
+    return Text(found, style="yellow")
+
+
+def _summary_lines(result: BenchmarkResult) -> Iterator[RenderableType]:
+    coverage = result.coverage
+    rows: list[tuple[str, str, str]] = [
+        ("score", _with_bounds(result.average_score(), result.average_score_bounds()), "bold"),
+        *_pass_rows(result),
+        *((name, _metric(value), "") for name, value in result.metric_values.items()),
+        ("trials", f"{coverage.graded} of {coverage.planned} graded", "" if coverage.complete else "red"),
+    ]
+    if not coverage.complete:
+        rows.append(("not graded", kinds(coverage.not_graded), "red"))
+        rows.append(("first cause", shortened(result.first_cause(), CAUSE_LIMIT), "red"))
+    rows.append(("time", duration(result.wall_seconds), ""))
+    rows.append(("session", printable(result.session_id), ""))
+    table = Table(box=None, padding=(0, 3, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(style="dim", overflow="fold", max_width=24)
+    table.add_column(overflow="fold")
+    for name, value, style in rows:
+        table.add_row(Text(printable(name)), Text(value, style=style))
+    yield table
+    if not coverage.complete and coverage.planned:
+        note = "A trial that was not graded counts as 0; in brackets, what the figure could have been."
+        yield Padding(Text(note, style="dim"), (1, 0, 0, 0))
+
+
+def _pass_rows(result: BenchmarkResult) -> Iterator[tuple[str, str, str]]:
+    most = min((task.n for task in result.task_results.values()), default=0)
+    for k in result.k_values:
+        if k <= most:
+            yield f"pass@{k}", _with_bounds(result.pass_at_k(k), result.pass_at_k_bounds(k)), ""
+    for k in result.k_values:
+        if 1 < k <= most:  # pass^1 is pass@1
+            yield f"pass^{k}", _with_bounds(result.pass_hat_k(k), result.pass_hat_k_bounds(k)), ""
+
+
+def _with_bounds(value: float, bounds: Bounds) -> str:
+    low, high = figure(bounds[0]), figure(bounds[1])
+    return figure(value) if low == high else f"{figure(value)} ({low} to {high})"
+
+
+def _metric(value: object) -> str:
+    value = plain(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{printable(name)} {_metric(part)}" for name, part in value.items())
+    return figure(value) if value is None or isinstance(value, float) else shortened(value, CAUSE_LIMIT)
+
+
+# Of a worker in the pool's statistics: the key, the heading and the form of each column.
+_WORKER_COLUMNS = (
+    ("slot", "slot", str),
+    ("pid", "pid", str),
+    ("trials", "trials", str),
+    ("busy_share", "busy", lambda share: f"{share:.0%}"),
+    ("restarts", "restarts", str),
+    ("start_s", "start-up", duration),
+)
+
+
+def _workers(result: BenchmarkResult) -> list[Mapping[str, Any]]:
+    statistics = plain(result.pool)
+    workers = statistics.get("workers") if isinstance(statistics, dict) else None
+    if not isinstance(workers, list):
+        return []
+    return [_with_share(worker, result.wall_seconds) for worker in workers if isinstance(worker, dict)]
+
+
+def _with_share(worker: Mapping[str, Any], wall_seconds: float) -> Mapping[str, Any]:
+    busy = worker.get("busy_s")
+    share = min(1.0, busy / wall_seconds) if isinstance(busy, int | float) and wall_seconds > 0 else None
+    return {**worker, "busy_share": share}
+
+
+def _pool_table(workers: Sequence[Mapping[str, Any]]) -> Table:
+    """The columns that any worker has a value for."""
+    shown = [column for column in _WORKER_COLUMNS if any(worker.get(column[0]) is not None for worker in workers)]
+    table = _table(*((heading, "right") for _, heading, _ in shown))
+    for worker in workers:
+        table.add_row(*(_cell(worker.get(key), form) for key, _, form in shown))
+    return table
+
+
+def _cell(value: Any, form: Any) -> Text:
+    if value is None:
+        return Text("-")
+    try:
+        return Text(form(value))
+    except (TypeError, ValueError):
+        return Text(printable(value))

@@ -1,0 +1,278 @@
+"""TrialService: opens trials and episodes, decides where each runs, and keeps its deadlines.
+
+Purpose
+    The one thing behind the local router and the environment server. It knows environments and the pool; it knows
+    neither agents nor results files.
+Guarantees
+    * Placement: "thread" runs in-process; "process" on a leased slot. Without a pool "process", and "serial" always,
+      run one at a time.
+    * A trial that is opened is closed exactly once, and its slot or gate is given back, however it ended.
+    * A call that passes its limit is ended from outside, the trial with it; the limit starts when the call starts.
+Assumptions
+    The calls of one trial come one at a time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from corral.errors import ConfigError, ConfigureTimeout, FailureKind, NotFound, ToolTimeout, TrialError
+from corral.hosts import InProcessHost, TrialHost
+from corral.pool.supervisor import WorkerPool
+from corral.pool.wire import Closed
+from corral.source import EnvironmentSource
+from corral.types import Action, TaskInfo, ToolCall, ToolResponse, TrialSpec, WorkerRef, check_count
+
+CALLS_KEPT = 1000
+"""Tool calls of one trial that the supervisor remembers, for the record of an attempt that is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """Time limits, in seconds, of single calls into an environment; None for no limit."""
+
+    tool_timeout: float | None = None
+    configure_timeout: float | None = None
+    close_timeout: float = 10.0
+
+
+@dataclass
+class OpenTrial:
+    """A trial that is open: where it runs, and what the supervisor saw pass."""
+
+    runtime_id: str
+    task_id: str
+    trial_index: int
+    host: TrialHost
+    workspace: str = ""
+    episode_id: str | None = None
+    gated: bool = False
+    phase: str = "set-up"
+    """What runs, or ran last, in words."""
+    calls: list[ToolCall] = field(default_factory=list)
+    fault: TrialError | None = None
+    """What broke it."""
+    worker: WorkerRef | None = None
+
+
+@dataclass
+class _Episode:
+    """The tasks of one trial round of a chain, and the lease that they share."""
+
+    host: TrialHost | None = None
+    outputs: dict[str, Any] = field(default_factory=dict)
+    open_trials: set[str] = field(default_factory=set)
+
+
+class TrialService:
+    """Opens, drives and closes trials. All methods but the constructor must run in the event loop of its pool."""
+
+    def __init__(
+        self,
+        source: EnvironmentSource,
+        catalogue: Mapping[str, TaskInfo],
+        *,
+        pool: WorkerPool | None = None,
+        limits: ServiceLimits | None = None,
+        work_root: Path,
+    ) -> None:
+        self.catalogue = dict(catalogue)
+        self.pool = pool
+        self._source = source
+        self._limits = limits or ServiceLimits()
+        self._work_root = work_root
+        self._trials: dict[str, OpenTrial] = {}
+        self._episodes: dict[str, _Episode] = {}
+        self._shared: dict[str, str] = {}
+        self._gate = anyio.Semaphore(1)
+
+    # ---- opening and closing ----
+
+    async def create_trial(
+        self,
+        task_id: str,
+        *,
+        episode_id: str | None = None,
+        trial_index: int = 0,
+        tool_jobs_per_trial: int = 4,
+        seed: int = 0,
+    ) -> OpenTrial:
+        """Open a trial runtime, waiting for a slot or the gate if need be.
+
+        Raises NotFound for an unknown task, EnvStartError if the environment cannot be set up.
+        """
+        info = self._info(task_id)
+        check_count(tool_jobs_per_trial, "tool_jobs_per_trial")
+        episode = self._episodes.setdefault(episode_id, _Episode()) if episode_id is not None else None
+        host, gated = await self._place(info, episode)
+        trial = OpenTrial(f"tr_{secrets.token_hex(8)}", task_id, trial_index, host, episode_id=episode_id, gated=gated)
+        outputs = (
+            {parent: episode.outputs[parent] for parent in info.parents if parent in episode.outputs} if episode else {}
+        )
+        spec = TrialSpec(trial.runtime_id, task_id, trial_index, seed, outputs, tool_jobs_per_trial)
+        try:
+            trial.workspace = (await host.open(spec)).workspace
+            trial.worker = host.worker
+        except BaseException:
+            await self._let_go(trial)
+            raise
+        self._trials[trial.runtime_id] = trial
+        if episode is not None:
+            episode.open_trials.add(trial.runtime_id)
+        return trial
+
+    async def _place(self, info: TaskInfo, episode: _Episode | None) -> tuple[TrialHost, bool]:
+        if info.mode == "process" and self.pool is not None:
+            if episode is None:
+                return await self.pool.acquire(), False
+            if episode.host is None:
+                episode.host = await self.pool.acquire()
+            return episode.host, False
+        gated = info.mode != "thread"
+        if gated:
+            await self._gate.acquire()
+        return InProcessHost(self._source, self._work_root, seed_globals=gated), gated
+
+    async def _let_go(self, trial: OpenTrial) -> None:
+        """Give back what the trial held. An episode's lease stays with the episode."""
+        with anyio.CancelScope(shield=True):
+            if trial.gated:
+                self._gate.release()
+            pooled = not isinstance(trial.host, InProcessHost)
+            if pooled and trial.episode_id is None and self.pool is not None:
+                await self.pool.release(trial.host)  # type: ignore[arg-type]
+
+    async def close_trial(self, runtime_id: str) -> Closed:
+        """Close a trial and give back what it held. What its ``close`` did wrong comes back as warnings."""
+        trial = self.find(runtime_id)
+        del self._trials[runtime_id]
+        if trial.episode_id is not None:
+            self._episodes[trial.episode_id].open_trials.discard(runtime_id)
+        closed = Closed()
+        try:
+            with anyio.CancelScope(shield=True):
+                closed = await self._close_within_limit(trial)
+        finally:
+            await self._let_go(trial)
+        return closed
+
+    async def _close_within_limit(self, trial: OpenTrial) -> Closed:
+        seconds = self._limits.close_timeout
+        try:
+            with anyio.fail_after(seconds):
+                return await trial.host.close_trial(trial.runtime_id)
+        except TimeoutError:
+            await trial.host.kill()
+            return Closed((f"close did not end within {seconds:g} s; its process was killed",), *trial.host.usage())
+        except (TrialError, NotFound):  # its process is gone already; the attempt's error says why
+            return Closed((), *trial.host.usage())
+
+    async def close_episode(self, episode_id: str) -> None:
+        """Close what is still open of an episode, and give back its slot."""
+        episode = self._episodes.pop(episode_id, None)
+        if episode is None:
+            raise NotFound("episode", episode_id)
+        with anyio.CancelScope(shield=True):
+            for runtime_id in list(episode.open_trials):
+                trial = self._trials.pop(runtime_id)
+                await self._close_within_limit(trial)
+                await self._let_go(trial)
+            if episode.host is not None and self.pool is not None:
+                await self.pool.release(episode.host)  # type: ignore[arg-type]
+
+    async def aclose(self) -> None:
+        """Close every trial and episode."""
+        for episode_id in list(self._episodes):
+            await self.close_episode(episode_id)
+        for runtime_id in list(self._trials):
+            await self.close_trial(runtime_id)
+
+    # ---- driving ----
+
+    def find(self, runtime_id: str) -> OpenTrial:
+        """An open trial; NotFound if there is none of that id."""
+        try:
+            return self._trials[runtime_id]
+        except KeyError:
+            raise NotFound("trial", runtime_id) from None
+
+    def _info(self, task_id: str) -> TaskInfo:
+        try:
+            return self.catalogue[task_id]
+        except KeyError:
+            raise NotFound("task", task_id, list(self.catalogue)) from None
+
+    async def perform(self, runtime_id: str, action: Action, *arguments: Any) -> Any:
+        """Ask something of an open trial, within the limit of that kind of call.
+
+        A trial that was broken once stays broken: whatever is asked of it later raises the same error, so an agent that
+        swallows it cannot end in a score.
+        """
+        trial = self.find(runtime_id)
+        if trial.fault is not None:
+            raise trial.fault
+        trial.phase = f"tool {arguments[0]}" if action is Action.EXECUTE else action.value
+        try:
+            value = await self._perform_within_limit(trial, action, arguments)
+        except TrialError as error:
+            error.phase = trial.phase
+            if action is not Action.SUBMIT or error.kind is not FailureKind.SUBMISSION:
+                trial.fault = error
+            raise
+        if isinstance(value, ToolResponse) and len(trial.calls) < CALLS_KEPT:
+            name, given = arguments
+            trial.calls.append(ToolCall(name, given, value.success, value.result, value.error))
+        return value
+
+    async def _perform_within_limit(self, trial: OpenTrial, action: Action, arguments: tuple[Any, ...]) -> Any:
+        seconds = self._limit_of(action)
+        if seconds is None:
+            return await trial.host.perform(trial.runtime_id, action, arguments, trial.phase)
+        try:
+            with anyio.fail_after(seconds):
+                return await trial.host.perform(trial.runtime_id, action, arguments, trial.phase)
+        except TimeoutError:
+            await trial.host.kill()
+            raise self._too_slow(action, trial, seconds) from None
+
+    def _limit_of(self, action: Action) -> float | None:
+        if action is Action.EXECUTE:
+            return self._limits.tool_timeout
+        return self._limits.configure_timeout if action is Action.CONFIGURE else None
+
+    def _too_slow(self, action: Action, trial: OpenTrial, seconds: float) -> TrialError:
+        kind = ToolTimeout if action is Action.EXECUTE else ConfigureTimeout
+        error = kind.of_call(trial.phase, seconds)
+        error.output = trial.host.last_output()
+        return error
+
+    # ---- the shared, serial surface of a task ----
+
+    async def shared(self, task_id: str) -> str:
+        """The runtime id of the task's shared trial, opened when it is first needed."""
+        if task_id not in self._shared or self._shared[task_id] not in self._trials:
+            trial = await self.create_trial(task_id)
+            self._shared[task_id] = trial.runtime_id
+        return self._shared[task_id]
+
+    async def perform_shared(self, task_id: str, action: Action, *arguments: Any) -> Any:
+        """Ask something of the task's shared trial. Acting on one that has ended begins a new one."""
+        runtime_id = await self.shared(task_id)
+        acts = action in (Action.EXECUTE, Action.SUBMIT, Action.SURRENDER, Action.CONFIGURE)
+        status = await self.perform(runtime_id, Action.STATUS) if acts else {}
+        if status.get("submitted") or status.get("surrendered"):
+            await self.close_trial(runtime_id)
+            runtime_id = await self.shared(task_id)
+        return await self.perform(runtime_id, action, *arguments)
+
+    def check_episode_support(self) -> None:
+        """ConfigError if a task of the catalogue needs outputs of one that is not in it."""
+        for info in self.catalogue.values():
+            if missing := [parent for parent in info.parents if parent not in self.catalogue]:
+                raise ConfigError(f"task {info.task_id!r} needs the outputs of unknown tasks: {', '.join(missing)}")
