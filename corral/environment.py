@@ -12,13 +12,13 @@ import copy
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from corral.data import to_data
 from corral.errors import ConfigError, EnvStartError, ErrorRecord
+from corral.recipe import Recipe, copied, equal, trial_seed
 from corral.tasks import (
     InputRef,
     TaskDefinition,
@@ -36,8 +36,6 @@ NOT_CONFIGURED = "not configured"
 """What ``configure_additional_apps`` says where the author did not override it."""
 
 _CONTAINERS = (list, dict, set, bytearray)
-_trial_seed: ContextVar[int | None] = ContextVar("corral_trial_seed", default=None)
-"""Set while ``new_instance`` constructs: a trial's instance is born with its seed, and keeps no recipe."""
 
 
 @dataclass
@@ -62,50 +60,13 @@ class CorralState:
         return to_data(self, f"the state of task {self.task_id!r}", arrays="describe")  # type: ignore[no-any-return]
 
 
-@dataclass
-class _Recipe:
-    """How to make the same instance again: its constructor's arguments, as they were before it ran."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    given: frozenset[int] = frozenset()
-    """The ids of the caller's own objects: what happens to those later is no change of this environment."""
-    replayable: bool = True
-
-    @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Recipe:
-        memo: dict[int, Any] = {}
-        recipe = cls(tuple(_copied(a, memo) for a in args), {k: _copied(v, memo) for k, v in kwargs.items()})
-        recipe.given = frozenset(map(id, (*args, *kwargs.values())))
-        # A generator or an open file that is shared would be empty for the second constructor.
-        shared = [
-            kept
-            for given, kept in zip((*args, *kwargs.values()), (*recipe.args, *recipe.kwargs.values()), strict=True)
-            if given is kept and isinstance(given, Iterator)
-        ]
-        recipe.replayable = not shared
-        return recipe
-
-    def copies(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        again = _Recipe.of(self.args, self.kwargs)
-        return again.args, again.kwargs
-
-
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy, or the value itself where it has none (a lock, an engine)."""
-    try:
-        return copy.deepcopy(value, memo)
-    except Exception:
-        return value
-
-
 class _EnvironmentMeta(ABCMeta):
     """Keeps what an instance was made from, and closes its construction."""
 
     if not TYPE_CHECKING:  # A type checker shall see the constructor's own signature.
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            recipe = _Recipe.of(args, kwargs) if _trial_seed.get() is None else None
+            recipe = Recipe.of(args, kwargs) if trial_seed.get() is None else None
             made = super().__call__(*args, **kwargs)
             if isinstance(made, Environment):
                 made._seal(recipe)
@@ -148,7 +109,7 @@ class Environment(metaclass=_EnvironmentMeta):
     _gone: dict[str, None]
     _pristine: dict[str, Any]
     """Copies of the plain containers as the constructor left them: what differs later was changed from outside."""
-    _recipe: _Recipe | None
+    _recipe: Recipe | None
     _sealed: bool
     _jobs: Jobs | None
     _offered: dict[str, Tool] | None
@@ -160,7 +121,7 @@ class Environment(metaclass=_EnvironmentMeta):
         # Here, not in __init__: authors may use all of this before they call super().__init__.
         env = super().__new__(cls)
         env.__dict__.update(
-            task_id="", state=CorralState(), seed=_trial_seed.get() or 0, inputs={}, definition=None, parents=(),
+            task_id="", state=CorralState(), seed=trial_seed.get() or 0, inputs={}, definition=None, parents=(),
             component=(), base_work_dir=None, _added={}, _later={}, _gone={}, _sealed=False, _recipe=None,
             _pristine={}, _jobs=None, _offered=None, _added_inside=(),
         )  # fmt: skip
@@ -256,12 +217,12 @@ class Environment(metaclass=_EnvironmentMeta):
 
     def new_instance(self, seed: int = 0) -> Self:
         """A fresh instance for one trial; EnvStartError where neither way of making one works."""
-        token = _trial_seed.set(seed)
+        token = trial_seed.set(seed)
         try:
             made, failed = self._rebuilt()
             return made if made is not None else self._duplicate(seed, failed)
         finally:
-            _trial_seed.reset(token)
+            trial_seed.reset(token)
 
     def take_outputs(self, outputs: Mapping[str, Any]) -> None:
         """Fill in the inputs from the parents' outputs; the trial's own copies."""
@@ -305,7 +266,7 @@ class Environment(metaclass=_EnvironmentMeta):
 
     # Construction, and how it is repeated.
 
-    def _seal(self, recipe: _Recipe | None) -> None:
+    def _seal(self, recipe: Recipe | None) -> None:
         name = type(self).__name__
         task_id, state = self.__dict__["task_id"], self.__dict__["state"]
         if not isinstance(task_id, str) or not task_id:
@@ -319,7 +280,7 @@ class Environment(metaclass=_EnvironmentMeta):
         self._recipe = recipe
         if recipe is not None:
             self._pristine = {
-                key: _copied(value, {})
+                key: copied(value, {})
                 for key, value in self.__dict__.items()
                 if type(value) in _CONTAINERS
                 and not key.startswith("_")
@@ -360,18 +321,18 @@ class Environment(metaclass=_EnvironmentMeta):
         for name in self._gone:
             made.__dict__.pop(name, None)
         for name in self._changed_names():
-            setattr(made, name, _copied(getattr(self, name), memo))
+            setattr(made, name, copied(getattr(self, name), memo))
         for name in ("definition", "parents", "component", "base_work_dir"):
             setattr(made, name, getattr(self, name))
         for name, added in self._added.items():
             if name not in self._added_inside and name not in made._added:
-                made.add_tool(_copied(added, memo))
+                made.add_tool(copied(added, memo).moved(self, made))
         made._offered = None
 
     def _changed_names(self) -> list[str]:
         names = [name for name in self._later if name not in self._OURS]
         for name, was in self._pristine.items():
-            if name not in self._later and name in self.__dict__ and not _equal(self.__dict__[name], was):
+            if name not in self._later and name in self.__dict__ and not equal(self.__dict__[name], was):
                 names.append(name)
         return names
 
@@ -387,6 +348,8 @@ class Environment(metaclass=_EnvironmentMeta):
                 "and open files, connections and engines per trial (in configure_additional_apps or a tool).",
                 record=failed or ErrorRecord.of(error),
             ) from error
+        made._added = {name: added.moved(self, made) for name, added in made._added.items()}
+        made._offered = None
         if made.seed == self.seed:
             made.seed = seed
         return made
@@ -435,14 +398,6 @@ class Environment(metaclass=_EnvironmentMeta):
     def _refuse_twice(self, name: str, others: Mapping[str, Any]) -> None:
         if name in others:
             raise ConfigError(f"{type(self).__name__}({self.task_id!r}) has two tools named {name!r}")
-
-
-def _equal(value: Any, other: Any) -> bool:
-    try:
-        return bool(value == other)
-    except Exception:
-        # Arrays inside: called different, and so copied; the value is the same either way.
-        return False
 
 
 def build_environments(

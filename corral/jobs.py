@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from corral.errors import CorralError, ErrorRecord
+from corral.errors import CorralError, ErrorRecord, TrialError
 
-__all__ = ["JobStatus", "Jobs", "NoSuchJob", "job_cancelled"]
+__all__ = ["Fatal", "JobStatus", "Jobs", "NoSuchJob", "job_cancelled"]
 
 _cancelled: ContextVar[threading.Event | None] = ContextVar("corral_job_cancelled", default=None)
 
@@ -27,6 +27,14 @@ def job_cancelled() -> bool:
     """Whether the background job that calls this was cancelled; False outside a job. Long jobs ask now and then."""
     event = _cancelled.get()
     return event is not None and event.is_set()
+
+
+class Fatal(Exception):
+    """Wraps an error that ends the trial, so that it differs from the same error raised by a tool's author."""
+
+    def __init__(self, error: TrialError) -> None:
+        self.error = error
+        super().__init__(str(error))
 
 
 class NoSuchJob(CorralError, LookupError):
@@ -161,9 +169,10 @@ class Jobs:
         fatal: BaseException | None = None
         try:
             result = job.run()
+        except Fatal as raised:
+            status, error, fatal = JobStatus.FAILED, str(ErrorRecord.of(raised.error)), raised.error
         except Exception as raised:
             status, error = JobStatus.FAILED, str(ErrorRecord.of(raised))
-            fatal = raised if isinstance(raised, CorralError) else None
         except BaseException as raised:
             status, error, fatal = JobStatus.FAILED, str(ErrorRecord.of(raised)), raised
         with self._changed:

@@ -7,28 +7,22 @@ up after itself). Assumption: the caller runs this off its event loop, and enfor
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
 import math
 import numbers
-import os
-import random
 import re
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from corral.catalogue import describe, failing_as, load
 from corral.data import to_data
 from corral.environment import Environment
 from corral.errors import (
-    ConfigError,
     CorralError,
     EnvStartError,
     ErrorRecord,
@@ -37,13 +31,13 @@ from corral.errors import (
     SerializationError,
     SubmissionError,
     ToolError,
-    TrialError,
 )
-from corral.jobs import Jobs
+from corral.guide import message_text, tool_text
+from corral.jobs import Fatal, Jobs
+from corral.process_state import Lent, Owned
 from corral.tools import Tool
 from corral.types import (
     Action,
-    TaskInfo,
     TaskTrialResult,
     ToolCall,
     ToolResponse,
@@ -86,9 +80,10 @@ class TrialRuntime:
         self._keep = environment.base_work_dir is not None
         self._env: Environment | None = None
         self.workspace = _make_workspace(environment.base_work_dir or Path(work_root), spec)
-        lends = _Lent(spec.seed, self.workspace, generators=seed_globals, directory=change_dir)
-        self._process = _Owned(spec.seed, self.workspace) if own_process else lends
+        self._process: Owned | Lent = Lent(spec.seed, self.workspace, generators=seed_globals, directory=change_dir)
         try:
+            if own_process:
+                self._process = Owned(spec.seed, self.workspace)
             with self._process.during_call():
                 self._env = self._start(environment)
         except BaseException:
@@ -113,7 +108,7 @@ class TrialRuntime:
         """Prompt, tools and how to submit, as one text."""
         with self._call():
             prompt = self._prompt()
-            text = prompt if isinstance(prompt, str) else "\n\n".join(map(_message_text, prompt))
+            text = prompt if isinstance(prompt, str) else "\n\n".join(map(message_text, prompt))
             return f"{text}\n\n{self._tools_guide(verbosity)}\n\n{_HOW_TO_SUBMIT}"
 
     def tools(self, verbosity: Verbosity = "brief") -> list[dict[str, Any]]:
@@ -148,7 +143,7 @@ class TrialRuntime:
     def configure(self) -> str:
         """Run ``configure_additional_apps``; what it says, as text."""
         with self._call():
-            with _as_error(EnvStartError, f"configure_additional_apps of task {self.spec.task_id!r}"):
+            with failing_as(EnvStartError, f"configure_additional_apps of task {self.spec.task_id!r}"):
                 return str(self.env.configure_additional_apps())
 
     def execute(self, tool_name: str, arguments: Any = None) -> ToolResponse:
@@ -159,12 +154,14 @@ class TrialRuntime:
             started = time.perf_counter()
             try:
                 response = ToolResponse(True, self._run_tool(tool_name, arguments))
-            except (ToolError, SerializationError) as error:
-                self._record(tool_name, arguments, ToolResponse(False, error=str(ErrorRecord.of(error))), started)
-                raise
+            except Fatal as fatal:
+                text = str(ErrorRecord.of(fatal.error))
+                self._record(tool_name, arguments, ToolResponse(False, error=text), started)
+                raise fatal.error from fatal.error.__cause__
             except Exception as error:
                 response = ToolResponse(False, error=str(ErrorRecord.of(error)))
             self._record(tool_name, arguments, response, started)
+            self._check_jobs()
             return response
 
     def submit(self, answer: Any) -> TaskTrialResult:
@@ -207,18 +204,18 @@ class TrialRuntime:
 
     def _start(self, prototype: Environment) -> Environment:
         spec = self.spec
-        with _as_error(EnvStartError, f"the constructor of task {spec.task_id!r}"):
+        with failing_as(EnvStartError, f"the constructor of task {spec.task_id!r}"):
             env = prototype.new_instance(spec.seed)
         env.state.task_id = env.task_id
         env.state.trial_id = str(self.key)
         env.state.workspace = self.workspace
         env.attach_jobs(self._jobs)
-        with _as_error(EnvStartError, f"the inputs of task {spec.task_id!r}"):
+        with failing_as(EnvStartError, f"the inputs of task {spec.task_id!r}"):
             env.take_outputs(spec.outputs)
         if env.definition is not None and env.definition.setup_fn is not None:
             # Kept before set-up: an environment that was made is closed, even if its set-up fails.
             self._env = env
-            with _as_error(EnvStartError, f"setup_fn of task {spec.task_id!r}"):
+            with failing_as(EnvStartError, f"setup_fn of task {spec.task_id!r}"):
                 env.definition.setup_fn(env)
         return env
 
@@ -264,7 +261,7 @@ class TrialRuntime:
 
     def _prompt(self) -> str | list[dict[str, Any]]:
         what = f"get_task_prompt of task {self.spec.task_id!r}"
-        with _as_error(EnvStartError, what):
+        with failing_as(EnvStartError, what):
             prompt: Any = self.env.get_task_prompt()
         if isinstance(prompt, str):
             return prompt
@@ -275,7 +272,7 @@ class TrialRuntime:
     def _tools_guide(self, verbosity: Verbosity) -> str:
         check_verbosity(verbosity)
         tools = self.env.get_tools().values()
-        return "Tools:\n" + "\n".join(_tool_text(tool, verbosity) for tool in tools) if tools else "There are no tools."
+        return "Tools:\n" + "\n".join(tool_text(tool, verbosity) for tool in tools) if tools else "There are no tools."
 
     def _run_tool(self, name: str, arguments: Any) -> Any:
         tools = self.env.get_tools()
@@ -286,25 +283,28 @@ class TrialRuntime:
         run = self._guarded(tool, tool.validate(arguments))
         if tool.background:
             return {"job_id": self._jobs.start(name, run), "status": "started"}
-        result = run()
-        self._check_jobs()
-        return result
+        return run()
 
     def _guarded(self, tool: Tool, arguments: dict[str, Any]) -> Callable[[], Any]:
         """The call as the trial sees it: its result as data, a request to exit as a ToolError."""
         call = tool.prepare(arguments, self.env.hidden_argument, self.env.hidden_names())
+        where = f"tool {tool.name!r} of task {self.spec.task_id!r}"
 
         def run() -> Any:
             try:
                 value = call()
             except SystemExit as request:
                 code = request.code
-                raise ToolError(
-                    f"tool {tool.name!r} of task {self.spec.task_id!r} requested to exit with code "
-                    f"{0 if code is None else code!r}",
+                error = ToolError(
+                    f"{where} requested to exit with code {0 if code is None else code!r}",
                     record=ErrorRecord.of(request),
-                ) from request
-            return to_data(value, f"tool {tool.name!r} of task {self.spec.task_id!r}")
+                )
+                error.__cause__ = request
+                raise Fatal(error) from request
+            try:
+                return to_data(value, where)
+            except SerializationError as refused:
+                raise Fatal(refused) from refused
 
         return run
 
@@ -338,7 +338,7 @@ class TrialRuntime:
 
     def _score(self) -> float:
         what = f"the scorer of task {self.spec.task_id!r}"
-        with _as_error(ScoringError, what):
+        with failing_as(ScoringError, what):
             given: Any = self.env.score()
         score = _finite(given)
         if score is None:
@@ -364,159 +364,13 @@ class UnknownTool(CorralError, LookupError):
     """The agent called a tool that the task does not have."""
 
 
-class _Owned:
-    """The process is the trial's alone: global generators and the current directory are its own for good.
-
-    Trials of one episode follow each other in one process, so the first directory is the one to go back to.
-    """
-
-    _home: ClassVar[str | None] = None
-
-    def __init__(self, seed: int, workspace: Path) -> None:
-        self._seed = seed
-        self._workspace = workspace
-        self._numpy_seeded = False
-        if _Owned._home is None:
-            _Owned._home = os.getcwd()
-        random.seed(seed)
-        os.chdir(workspace)
-
-    @contextmanager
-    def during_call(self) -> Iterator[None]:
-        # Asked again at each call, since a tool may be the first to load NumPy; what is not loaded is not loaded here.
-        generators = _numpy_random()
-        if generators is not None and not self._numpy_seeded:
-            self._numpy_seeded = True
-            generators.seed(self._seed % 2**32)
-        yield
-
-    def leave(self) -> None:
-        """Go back to where the process was before its first trial, unless another trial has moved it already."""
-        if Path.cwd().is_relative_to(self._workspace.resolve()):
-            os.chdir(_Owned._home or self._workspace.parent)
-
-
-class _Lent:
-    """The process is shared: generators and directory are the trial's for the time of each call, then given back."""
-
-    def __init__(self, seed: int, workspace: Path, *, generators: bool, directory: bool) -> None:
-        self._seed = seed
-        self._workspace = workspace
-        self._generators = generators
-        self._directory = directory
-        self._python: Any = None
-        self._numpy: Any = None
-
-    @contextmanager
-    def during_call(self) -> Iterator[None]:
-        with self._lent_generators(), chdir(self._workspace) if self._directory else nullcontext():
-            yield
-
-    def leave(self) -> None:
-        """Nothing is held between calls."""
-
-    @contextmanager
-    def _lent_generators(self) -> Iterator[None]:
-        if not self._generators:
-            yield
-            return
-        numpy = _numpy_random()
-        python_before = random.getstate()
-        numpy_before = numpy.get_state() if numpy is not None else None
-        self._take_generators(numpy)
-        try:
-            yield
-        finally:
-            self._python = random.getstate()
-            random.setstate(python_before)
-            if numpy is not None:
-                self._numpy = numpy.get_state()
-                numpy.set_state(numpy_before)
-
-    def _take_generators(self, numpy: Any) -> None:
-        if self._python is None:
-            random.seed(self._seed)
-        else:
-            random.setstate(self._python)
-        if numpy is not None and self._numpy is None:
-            numpy.seed(self._seed % 2**32)
-        elif numpy is not None:
-            numpy.set_state(self._numpy)
-
-
-def describe(environments: Any) -> dict[str, TaskInfo]:
-    """What the supervisor needs to know of each task; ConfigError where this is no mapping of environments."""
-    if not isinstance(environments, Mapping):
-        raise ConfigError(f"environments must be a mapping of task id to Environment, not {environments!r:.80}")
-    sources: dict[type, str] = {}
-    found = {}
-    for task_id, env in environments.items():
-        if not isinstance(task_id, str) or not isinstance(env, Environment):
-            raise ConfigError(
-                f"environments must map text ids to Environments; {task_id!r:.80} is mapped to a {type(env).__name__}"
-            )
-        if env.task_id != task_id:
-            raise ConfigError(f"the environment under {task_id!r} has the task id {env.task_id!r}")
-        found[task_id] = TaskInfo(
-            task_id, env.concurrency, tuple(env.parents), env.configures, env.fresh, _digest(env, sources)
-        )
-    return found
-
-
-def load(build: Callable[[], Any]) -> dict[str, Environment]:
-    """Call a builder and check what it made; EnvStartError if it fails."""
-    name = f"{getattr(build, '__module__', '?')}.{getattr(build, '__qualname__', repr(build))}"
-    with _as_error(EnvStartError, f"the builder {name}"):
-        environments = build()
-        describe(environments)
-    return dict(environments)
-
-
-def _digest(env: Environment, sources: dict[type, str]) -> str:
-    cls = type(env)
-    if cls not in sources:
-        try:
-            sources[cls] = inspect.getsource(cls)
-        except (OSError, TypeError):
-            sources[cls] = ""
-    definition = env.definition
-    facts = {
-        # A script is __main__ in the supervisor and __mp_main__ in a spawned worker.
-        "class": f"{cls.__module__}.{cls.__qualname__}".replace("__mp_main__.", "__main__."),
-        "source": sources[cls],
-        "version": str(env.version),
-        "tools": [tool.schema("full") for tool in env.get_tools().values()],
-        "task": [definition.name, definition.description, definition.submission_format] if definition else [],
-    }
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-@contextmanager
-def _as_error(error_class: type[EnvStartError] | type[ScoringError], what: str) -> Iterator[None]:
-    """Turn what the environment's code raises into one error of the trial. A stop of the whole run passes."""
-    try:
-        yield
-    except TrialError:
-        raise
-    except (Exception, SystemExit) as error:
-        record = ErrorRecord.of(error)
-        raise error_class(f"{what} failed: {record}", record=record) from error
-
-
 def _make_workspace(root: Path, spec: TrialSpec) -> Path:
     task = re.sub(r"[^A-Za-z0-9_-]+", "_", spec.task_id)[:60] or "task"
     short = re.sub(r"[^A-Za-z0-9]", "", spec.runtime_id.removeprefix("tr_"))[:12]
     path = root.absolute() / f"{task}-{spec.trial_index}-{short}"
-    with _as_error(EnvStartError, f"making the workspace of task {spec.task_id!r}"):
+    with failing_as(EnvStartError, f"making the workspace of task {spec.task_id!r}"):
         path.mkdir(parents=True)
     return path
-
-
-def _numpy_random() -> Any:
-    """``numpy.random`` if NumPy is loaded; never loads it."""
-    numpy = sys.modules.get("numpy")
-    return getattr(numpy, "random", None) if numpy is not None else None
 
 
 def _finite(value: Any) -> float | None:
@@ -539,39 +393,3 @@ def _for_record(value: Any) -> Any:
 
 
 _HOW_TO_SUBMIT = "Submit the final answer once; it ends the trial."
-
-
-def _tool_text(tool: Tool, verbosity: Verbosity) -> str:
-    function = tool.schema(verbosity)["function"]
-    parameters = function["parameters"]
-    required = parameters.get("required", [])
-    lines = [f"- {tool.name}({', '.join(n if n in required else f'{n}?' for n in parameters['properties'])})"]
-    if "description" in function:
-        lines[0] += ": " + function["description"].replace("\n", "\n    ")
-    for name, schema in parameters["properties"].items():
-        text = f": {schema['description']}" if "description" in schema else ""
-        lines.append(f"    {name} ({_type_text(schema)}){text}")
-    return "\n".join(lines)
-
-
-def _type_text(schema: Mapping[str, Any]) -> str:
-    if "enum" in schema:
-        text = "one of " + ", ".join(json.dumps(v, ensure_ascii=False) for v in schema["enum"])
-    elif "anyOf" in schema:
-        text = " or ".join(_type_text(option) for option in schema["anyOf"])
-    elif "$ref" in schema:
-        text = str(schema["$ref"]).rpartition("/")[2]
-    else:
-        text = str(schema.get("type", "any"))
-        text += f" of {_type_text(schema['items'])}" if "items" in schema else ""
-    if "default" in schema:
-        text += f", default {json.dumps(schema['default'], ensure_ascii=False)}"
-    return text
-
-
-def _message_text(message: Mapping[str, Any]) -> str:
-    content = message.get("content", "")
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    return "\n".join(str(p.get("text", "")) if isinstance(p, Mapping) else str(p) for p in parts)

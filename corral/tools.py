@@ -12,13 +12,14 @@ import importlib
 import inspect
 import re
 import sys
-import types
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, overload
 
 from corral.errors import ConfigError, CorralError
 from corral.jobs import Jobs, NoSuchJob, job_cancelled
+from corral.recipe import rebound
+from corral.schema import annotations_of, evaluate, first_paragraph, json_schema, problem_text, strip_text
 from corral.types import Verbosity, check_verbosity
 
 __all__ = [
@@ -75,7 +76,7 @@ class Tool:
         self._unbound: Tool | None = None
         self._cache: dict[str, Any] = {}
         self._check()
-        self._annotations = _annotations(function, self.hidden, namespace or {})
+        self._annotations = annotations_of(function, self.hidden, namespace or {})
 
     def _check(self) -> None:
         where = f"tool {self.name!r}"
@@ -117,6 +118,19 @@ class Tool:
         bound.__dict__.update(self.__dict__, _owner=owner, _unbound=self, _cache=cache)
         return bound
 
+    def moved(self, old: object, new: object) -> Tool:
+        """This tool for another environment: what it is bound to or closes over is ``new`` instead of ``old``."""
+        if self._unbound is not None:
+            unbound = self._unbound.moved(old, new)
+            owner = new if self._owner is old else self._owner
+            return self if unbound is self._unbound and owner is self._owner else unbound.bind(owner)
+        function = rebound(self.function, old, new)
+        if function is self.function:
+            return self
+        made = Tool.__new__(Tool)
+        made.__dict__.update(self.__dict__, function=function, _cache={})
+        return made
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, bound to its owner if it has one; nothing is validated or supplied."""
         return self.function(*self._first(), *args, **kwargs)
@@ -155,11 +169,11 @@ class Tool:
         if check_verbosity(verbosity) == "minimal":
             return ""
         if self._description is not None:
-            return self._description if verbosity == "full" else _first_paragraph(self._description)
+            return self._description if verbosity == "full" else first_paragraph(self._description)
         text = inspect.getdoc(self.function) or ""
         parsed = self._parsed()
         if verbosity == "brief":
-            return _first_paragraph(parsed.description or "")
+            return first_paragraph(parsed.description or "")
         hidden = [m for m in parsed.meta if getattr(m, "arg_name", None) in self.hidden]
         if not hidden:
             return text
@@ -181,9 +195,9 @@ class Tool:
         text = self.description(verbosity)
         if text:
             function["description"] = text
-        parameters = _json_schema(self._model())
+        parameters = json_schema(self._model())
         if verbosity == "minimal":
-            _strip_text(parameters)
+            strip_text(parameters)
         else:
             texts = {p.arg_name: p.description for p in self._parsed().params}
             for name, schema in parameters["properties"].items():
@@ -211,7 +225,7 @@ class Tool:
         try:
             model = self._model().model_validate(dict(arguments))
         except ValidationError as error:
-            raise InvalidArguments(self.name, [_problem(e) for e in error.errors(include_url=False)]) from None
+            raise InvalidArguments(self.name, [problem_text(e) for e in error.errors(include_url=False)]) from None
         return {name: getattr(model, f"arg_{i}") for i, name in enumerate(names)}
 
     def run(self, arguments: Mapping[str, Any], supply: Callable[[str], Any] | None = None) -> Any:
@@ -278,7 +292,7 @@ class Tool:
         annotation = self._annotations.get(name, Any)
         if isinstance(annotation, str):
             try:
-                return _evaluate(annotation, self.function, {})
+                return evaluate(annotation, self.function, {})
             except Exception as error:
                 raise ConfigError(
                     f"tool {self.name!r}: the type {annotation!r} of {name!r} cannot be found: {error}"
@@ -341,87 +355,6 @@ def _importable(module: str) -> bool:
     cloudpickle = sys.modules.get("cloudpickle")
     registered = cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ()
     return not any(module == name or module.startswith(f"{name}.") for name in registered)
-
-
-def _annotations(function: Any, hidden: frozenset[str], namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """The types of the visible arguments; text stays text where its names are not defined yet.
-
-    Hidden ones are left alone: ``env: "MyEnv"`` on a method names a class that does not exist at this moment.
-    """
-    found: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        annotation = parameter.annotation
-        if name in hidden or annotation is _UNSET:
-            continue
-        if isinstance(annotation, str):
-            try:
-                annotation = _evaluate(annotation, function, namespace)
-            except Exception:
-                annotation = parameter.annotation
-        found[name] = annotation
-    return found
-
-
-def _evaluate(annotation: str, function: Any, namespace: Mapping[str, Any]) -> Any:
-    function = inspect.unwrap(function)
-    function = function if isinstance(function, types.FunctionType) else type(function).__call__
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-    local = dict(namespace)
-    for name, cell in cells:
-        try:
-            local[name] = cell.cell_contents
-        except ValueError:
-            continue
-    return eval(annotation, function.__globals__, local)
-
-
-def _first_paragraph(text: str) -> str:
-    return " ".join(re.split(r"\n\s*\n", inspect.cleandoc(text), maxsplit=1)[0].split())
-
-
-def _problem(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "missing":
-        return f"argument {where!r} is missing"
-    given = repr(error["input"])
-    return f"argument {where!r}: {error['msg']} (given {given if len(given) <= 80 else given[:77] + '...'})"
-
-
-def _json_schema(model: Any) -> dict[str, Any]:
-    from pydantic.json_schema import GenerateJsonSchema
-
-    class Quiet(GenerateJsonSchema):
-        """Without the titles made from field names, and without warnings on defaults that are no JSON."""
-
-        def field_title_should_be_set(self, schema: Any) -> bool:
-            return False
-
-        def emit_warning(self, kind: Any, detail: str) -> None:
-            return None
-
-    try:
-        schema: dict[str, Any] = model.model_json_schema(schema_generator=Quiet)
-    except Exception as error:
-        raise ConfigError(f"tool {model.__name__!r}: its arguments have no JSON schema: {error}") from error
-    schema.pop("title", None)
-    schema.setdefault("properties", {})
-    return schema
-
-
-def _strip_text(schema: Any) -> None:
-    """Remove descriptions, titles and examples from a schema and those inside it."""
-    if isinstance(schema, list):
-        for item in schema:
-            _strip_text(item)
-    elif isinstance(schema, dict):
-        for key in ("description", "title", "examples"):
-            schema.pop(key, None)
-        for key, inner in schema.items():
-            if key in ("properties", "$defs", "patternProperties"):
-                for named in inner.values():
-                    _strip_text(named)
-            elif key not in ("default", "const", "enum"):
-                _strip_text(inner)
 
 
 @tool(hidden=("jobs",))

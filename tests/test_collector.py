@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,30 @@ async def test_a_cancelled_task_has_its_result_written(whom: str) -> None:
     assert disk.batches == [[0], [1, 2]]
     assert sorted(ended) == [0, 1, 2]
     assert [scope.cancelled_caught for scope in scopes] == [index == chosen for index in range(3)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_cancelling_at_random_loses_and_stalls_nothing(seed: int) -> None:
+    disk = SlowDisk()
+    rng = random.Random(seed)
+    scopes = [CancelScope() for _ in range(200)]
+    handed_over: list[int] = []
+
+    async def task(index: int) -> None:
+        with scopes[index]:
+            for _ in range(rng.randrange(5)):
+                await checkpoint()
+            handed_over.append(index)
+            await collector.record(trial(index))
+
+    async with Collector(disk) as collector, create_task_group() as tg:
+        for index in range(len(scopes)):
+            tg.start_soon(task, index)
+            if rng.random() < 0.3:
+                await checkpoint()
+            scopes[rng.randrange(index + 1)].cancel()
+    assert len(handed_over) > 20
+    assert [index for batch in disk.batches for index in batch] == handed_over
 
 
 async def test_leaving_waits_for_what_was_handed_over_even_when_cancelled() -> None:

@@ -42,7 +42,7 @@ class Model(BaseModel):
     when: date
 
 
-Pair = namedtuple("Pair", "a b")  # noqa: PYI024
+Pair = namedtuple("Pair", "a b")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ Pair = namedtuple("Pair", "a b")  # noqa: PYI024
         (Model(path=PurePosixPath("/a"), when=date(2024, 1, 2)), {"path": "/a", "when": "2024-01-02"}),
         (Pair(1, 2), [1, 2]),
         (OrderedDict(x=Counter("aa")), {"x": {"a": 2}}),
-        ({1: "a", None: "b", True and 2.5: "c", Colour.RED: "d"}, {"1": "a", "null": "b", "2.5": "c", "red": "d"}),
+        ({1: "a", None: "b", 2.5: "c", Colour.RED: "d"}, {"1": "a", "null": "b", "2.5": "c", "red": "d"}),
         (range(3), [0, 1, 2]),
         ({"a": 1}.items(), [["a", 1]]),
         (Decimal("1.10"), "1.10"),

@@ -188,10 +188,10 @@ def test_the_base_class_is_usable_before_its_constructor() -> None:
 
 def test_what_is_set_after_construction_is_repeated_as_a_copy() -> None:
     prototype = Methods()
-    prototype.limits = {"max": [1]}  # type: ignore[attr-defined]
+    prototype.limits = {"max": [1]}
     prototype.notes = ["set later"]
-    prototype.me = [prototype]  # type: ignore[attr-defined]
-    prototype.lock = lock = threading.Lock()  # type: ignore[attr-defined]
+    prototype.me = [prototype]
+    prototype.lock = lock = threading.Lock()
     made: Any = prototype.new_instance()
     made.limits["max"].append(2)
     again: Any = prototype.new_instance()
@@ -248,6 +248,57 @@ def test_a_constructor_that_works_once_is_replaced_by_a_copy() -> None:
     assert (first.seed, second.seed) == (4, 5)
 
 
+def test_a_tool_that_the_builder_closes_over_the_environment_works_on_each_trials_own() -> None:
+    env: Any = Methods()
+
+    def helper(x: int) -> list[Any]:
+        env.notes.append(x)
+        return list(env.notes)
+
+    @tool
+    def note(x: int, *, twice: bool = False) -> list[Any]:
+        """Note it."""
+        return helper(x)
+
+    env.add_tool(note)
+    first, second = env.new_instance(1), env.new_instance(2)
+    for made, x in ((first, 1), (second, 2)):
+        offered = made.get_tools()["note"]
+        assert offered.run(offered.validate({"x": x})) == [x]
+        assert offered.schema() == note.schema()
+    assert env.notes == []
+
+
+def test_a_tool_closed_over_self_is_moved_with_a_copied_prototype() -> None:
+    class OnceClosed(Plain):
+        made = 0
+
+        def __init__(self) -> None:
+            OnceClosed.made += 1
+            if OnceClosed.made > 1:
+                raise RuntimeError("only one of these")
+            super().__init__("t")
+
+            def who() -> Any:
+                return self
+
+            self.add_tool(who)
+
+    made = OnceClosed().new_instance()
+    assert made.get_tools()["who"].run({}) is made
+
+
+def test_a_copy_that_fails_half_way_spoils_no_other() -> None:
+    inner: list[Any] = [1, threading.Lock()]
+
+    class Two(Plain):
+        def __init__(self, broken: list[Any], shared: list[Any]) -> None:
+            super().__init__("t")
+            self.shared = shared
+
+    assert Two([inner], inner).new_instance().shared is inner
+
+
 def test_an_argument_that_is_used_up_is_not_used_twice() -> None:
     class Reads(Plain):
         def __init__(self, rows: Iterator[int]) -> None:
@@ -283,10 +334,10 @@ def test_method_tools_and_inherited_ones() -> None:
 
 def test_a_subclass_may_change_or_drop_a_tool() -> None:
     class Changed(Methods):
-        who = None  # type: ignore[assignment]
+        who: Any = None
 
         @tool
-        def same(self, other: int) -> int:  # type: ignore[override]
+        def same(self, other: int) -> int:
             return other
 
     tools = Changed().get_tools()
@@ -323,7 +374,8 @@ def test_concurrency_is_checked(mode: Any, good: bool) -> None:
     class Declared(Plain):
         concurrency = mode or "thread"
 
-    for make in (lambda: Declared("t"), lambda: Plain("t", concurrency=mode)):
+    makers: list[Callable[[], Environment]] = [lambda: Declared("t"), lambda: Plain("t", concurrency=mode)]
+    for make in makers:
         if good:
             assert make().concurrency == (mode or "thread")
         else:
@@ -488,7 +540,11 @@ class KeywordInit(Environment):
         self.size = size
 
 
-@pytest.mark.parametrize("env_cls", [Environment, OwnInit, KeywordInit, lambda task_id: OwnInit(task_id)])
+def factory(task_id: str) -> Environment:
+    return OwnInit(task_id)
+
+
+@pytest.mark.parametrize("env_cls", [Environment, OwnInit, KeywordInit, factory])
 def test_env_classes_with_their_own_constructors(env_cls: Any, tmp_path: Path) -> None:
     task = define("a", tools=[look], initial_input={"k": [1]})
     env = build_environments([task], env_cls=env_cls, base_work_dir=tmp_path, concurrency="serial")["a"]

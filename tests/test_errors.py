@@ -56,7 +56,7 @@ def test_an_error_of_any_kind_is_restored_with_its_facts(kind: FailureKind) -> N
 def test_the_drawing_names_every_class_below_its_parent() -> None:
     drawn: dict[str, str] = {}
     above: list[str] = []
-    for line in inspect.getdoc(corral.errors).splitlines():
+    for line in (inspect.getdoc(corral.errors) or "").splitlines():
         if found := re.match(r"\s*((?:[│├└─ ]{4})*)([A-Z]\w+)(?: \(\w+\))?(?:  |$)", line):
             depth = len(found[1]) // 4
             above[depth:] = [found[2]]

@@ -53,11 +53,14 @@ def reread(folder: Path) -> list[Record]:
 CREATE = 'journal = Journal.create(sys.argv[1], Header("s", "now", {}, {}, {}))\n'
 
 
+def interpreter(code: str, folder: Path) -> list[str]:
+    code = "import os, sys\nfrom corral.journal import *\nfrom corral.types import TaskTrialResult\n" + code
+    return [sys.executable, "-c", code, str(folder)]
+
+
 def elsewhere(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in an interpreter of its own, as another run would be."""
-    code = "import os, sys\nfrom corral.journal import *\nfrom corral.types import TaskTrialResult\n" + code
-    command = [sys.executable, "-c", code, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(interpreter(code, folder), capture_output=True, text=True, timeout=30, check=False)
 
 
 @pytest.fixture
@@ -332,6 +335,28 @@ def test_a_killed_run_holds_no_lock(folder: Path) -> None:
     assert (folder / "journal.holder").exists()
     journal, _, _ = Journal.open_existing(folder)
     journal.close()
+
+
+@pytest.mark.parametrize("reports", [1, 7, 20])
+def test_what_a_killed_run_called_durable_is_there(folder: Path, reports: int) -> None:
+    code = """
+for index in range(10**6):
+    journal.append([to_record(TaskTrialResult("t", index, messages=["x" * 50_000]))])
+    print(index, flush=True)
+"""
+    with subprocess.Popen(interpreter(CREATE + code, folder), stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        for _ in range(reports):
+            run.stdout.readline()
+        run.kill()
+        durable = reports + len([line for line in run.stdout if line.endswith("\n")])
+    journal, _, records = Journal.open_existing(folder)
+    journal.append([record("more", 0)])
+    journal.close()
+    # One more may have been written than was reported.
+    assert len(records) in (durable, durable + 1)
+    assert [r["trial_index"] for r in records] == list(range(len(records)))
+    assert len(lines(folder)) == len(records) + 2
 
 
 # --- Identity ---

@@ -21,15 +21,18 @@ ROOT = Path(__file__).resolve().parent.parent / "corral"
 LAYERS: list[set[str]] = [
     {"errors"},
     {"types"},
-    {"data", "jobs", "loop", "records", "scratch", "tasks", "threads", "tools"},
+    {
+        "data", "guide", "jobs", "loop", "process_state", "recipe", "records", "schema", "scratch", "tasks", "threads",
+        "tools", "unwrap",
+    },
     {"environment"},
-    {"runtime", "source"},
-    {"envs.*", "episode", "journal", "planner", "pool.*"},
-    {"collector", "hosts", "report.*", "routers", "scheduler", "service"},
+    {"catalogue", "runtime", "source"},
+    {"envs.*", "episode", "journal", "plan", "planner", "pool.*"},
+    {"collector", "crew", "hosts", "report.*", "routers", "scheduler", "service", "settings"},
     {"agents.*", "server"},
     {"envs.wetlab.agents", "runner"},
     {"pool.__main__"},
-]
+]  # fmt: skip
 """From the bottom up. A module imports from its own layer and those below; within a layer there are no cycles."""
 
 PURE = {
@@ -46,7 +49,8 @@ IMPURE = {
 
 WORKER_SIDE = {"pool.guards", "pool.host", "pool.link", "pool.trial_process"}
 WORKER_MAY = {
-    "data", "environment", "errors", "jobs", "pool.wire", "runtime", "source", "tasks", "threads", "tools", "types",
+    "catalogue", "data", "environment", "errors", "guide", "jobs", "pool.wire", "process_state", "recipe", "runtime",
+    "schema", "source", "tasks", "threads", "tools", "types",
 }  # fmt: skip
 """What the worker side may import beside itself: so a worker stays small and knows nothing of the run."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -40,7 +40,7 @@ class NeedsTwo(Exception):
 class Lab(Environment):
     """An environment whose every part can be made to break."""
 
-    closed: list[str] = []
+    closed: ClassVar[list[str]] = []
 
     def __init__(self, task_id: str = "lab/1", **breaks: Any) -> None:
         super().__init__(task_id)
@@ -83,7 +83,7 @@ class Lab(Environment):
         raise {
             "value": ValueError("too heavy"), "memory": MemoryError(), "two": NeedsTwo("one", "two"),
             "exit0": SystemExit(), "exit3": SystemExit(3), "interrupt": KeyboardInterrupt(),
-            "serialization": SerializationError("the author's own"),
+            "serialization": SerializationError("the author's own"), "tool": ToolError("the author's own"),
         }[how]  # fmt: skip
 
     @tool
@@ -215,6 +215,8 @@ def test_a_kept_workspace(root: Path, tmp_path: Path) -> None:
     [
         (("fail", {"how": "memory"}), "MemoryError"),
         (("fail", {"how": "two"}), "NeedsTwo: one"),
+        (("fail", {"how": "serialization"}), "SerializationError: the author's own"),
+        (("fail", {"how": "tool"}), "ToolError: the author's own"),
         (("wiegh", {}), "UnknownTool: there is no tool 'wiegh'; the tools are weigh, fail"),
         (("weigh", {}), "InvalidArguments: weigh: argument 'sample' is missing"),
         (("weigh", {"sample": "A", "size": 1}), "unknown argument 'size'; it takes sample, unit"),
@@ -325,36 +327,37 @@ def test_closing_ends_the_jobs(root: Path) -> None:
 # Start.
 
 
-@pytest.mark.parametrize("error", [ValueError("no scale"), SystemExit(2), NeedsTwo("no", "scale")])
-@pytest.mark.parametrize("where", ["init", "prompt", "configure"])
-def test_a_start_that_fails_names_the_phase_and_the_error(root: Path, where: str, error: BaseException) -> None:
-    phase = {"init": "constructor", "prompt": "get_task_prompt", "configure": "configure_additional_apps"}[where]
-    prototype = Lab()
-    prototype.breaks = {where: error}
-    with pytest.raises(EnvStartError, match=phase) as caught:
-        if where == "init":
-            TrialRuntime(_FailsAgain(error), spec(), root)
-        lab = TrialRuntime(prototype, spec(), root)
-        try:
-            lab.perform(Action(where))
-        finally:
-            lab.close()
+BREAKS = [ValueError("no scale"), SystemExit(2), NeedsTwo("no", "scale")]
+
+
+@pytest.mark.parametrize("error", BREAKS)
+@pytest.mark.parametrize("action", [Action.PROMPT, Action.CONFIGURE])
+def test_a_phase_that_fails_names_itself_and_the_error(root: Path, action: Action, error: BaseException) -> None:
+    lab = open_lab(root, **{action.value: error})
+    with pytest.raises(EnvStartError, match=f"{action.value}.* of task 'lab/1' failed") as caught:
+        lab.perform(action)
+    assert caught.value.record is not None
+    assert type(error).__name__ in caught.value.record.type
+    lab.close()
+
+
+@pytest.mark.parametrize("error", BREAKS)
+def test_a_constructor_that_fails_for_the_trial_leaves_nothing(root: Path, error: BaseException) -> None:
+    class OnlyOnce(Lab):
+        made = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+            OnlyOnce.made += 1
+            if OnlyOnce.made > 1:
+                raise error
+
+    with pytest.raises(EnvStartError, match=r"constructor of task|no fresh OnlyOnce") as caught:
+        TrialRuntime(OnlyOnce(), spec(), root)
     assert caught.value.record is not None
     assert type(error).__name__ in caught.value.record.type
     assert list(root.iterdir()) == []
-
-
-class _FailsAgain(Lab):
-    """Works once, and has no copy."""
-
-    made: list[int] = []
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-        if id(error) in self.made or error.args in [m for m in self.made if isinstance(m, tuple)]:
-            raise error
-        self.made.append(error.args)  # type: ignore[arg-type]
 
 
 def test_a_prompt_of_the_wrong_type(root: Path) -> None:
@@ -384,7 +387,7 @@ def test_set_up_sees_inputs_and_workspace(root: Path) -> None:
     runtime = TrialRuntime(env, spec(task_id="b", outputs={"a": {"answer": {"v": 3}, "score": 1.0}}), root)
     assert (runtime.workspace / "x").read_text() == "3"
     runtime.close()
-    with pytest.raises(EnvStartError, match="the inputs of task 'b' failed.*no output of task 'a'"):
+    with pytest.raises(EnvStartError, match=r"the inputs of task 'b' failed.*no output of task 'a'"):
         TrialRuntime(env, spec(task_id="b"), root)
 
 
@@ -474,7 +477,12 @@ def test_an_answer_that_is_no_data_is_refused_and_the_trial_stays_open(lab: Tria
 @pytest.mark.parametrize(("resolve", "seen"), [(True, {"pH": 7}), (False, '{"pH": 7}')])
 def test_a_json_answer_is_resolved_before_it_is_scored(root: Path, resolve: bool, seen: Any) -> None:
     answers: list[Any] = []
-    env = define_env(resolve_answer=resolve, scoring_fn=lambda answer: answers.append(answer) or 1.0)
+
+    def score(answer: Any) -> float:
+        answers.append(answer)
+        return 1.0
+
+    env = define_env(resolve_answer=resolve, scoring_fn=score)
     runtime = TrialRuntime(env, spec(task_id="b"), root)
     assert runtime.submit('{"pH": 7}').state["submitted_answer"] == seen
     assert answers == [seen]
@@ -604,6 +612,29 @@ def test_an_own_process_is_in_its_workspace_and_comes_back(root: Path) -> None:
         random.setstate(state)
 
 
+def test_a_tool_that_removes_the_current_directory_does_not_break_the_next_trial(root: Path) -> None:
+    class Removes(Lab):
+        @tool
+        def remove(self) -> None:
+            os.mkdir("gone")
+            os.chdir("gone")
+            os.rmdir("../gone")
+
+    home = os.getcwd()
+    state = random.getstate()
+    try:
+        one = TrialRuntime(Removes(), spec(), root, own_process=True)
+        assert one.execute("remove").success
+        assert one.close() == []
+        two = TrialRuntime(Draws(), spec(runtime_id="tr_2"), root, own_process=True)
+        assert two.execute("where").result == str(two.workspace)
+        two.close()
+        assert os.getcwd() == home
+    finally:
+        os.chdir(home)
+        random.setstate(state)
+
+
 def test_a_lent_directory_is_given_back(root: Path) -> None:
     home = os.getcwd()
     lab = TrialRuntime(Draws(), spec(), root, change_dir=True)
@@ -657,7 +688,7 @@ def test_load() -> None:
     def broken() -> Any:
         raise ImportError("no module named solver")
 
-    with pytest.raises(EnvStartError, match="the builder .*broken failed: ImportError: no module named solver"):
+    with pytest.raises(EnvStartError, match=r"the builder .*broken failed: ImportError: no module named solver"):
         load(broken)
     with pytest.raises(EnvStartError, match="must be a mapping"):
         load(lambda: None)

@@ -14,6 +14,8 @@ from pydantic import BaseModel, Field
 from corral.errors import ConfigError
 from corral.tools import InvalidArguments, Jobs, MissingHidden, NoSuchJob, Tool, job_cancelled, tool
 
+NOTHING: dict[str, Any] = {}
+
 
 class Peak(BaseModel):
     position: float
@@ -165,7 +167,7 @@ def test_any_argument_name_is_possible() -> None:
 
 def test_a_missing_hidden_argument_names_tool_and_argument() -> None:
     with pytest.raises(MissingHidden, match=r"'dilute' asks for the hidden argument 'env'.*supplies a, b"):
-        dilute.prepare({"volume_ml": 1}, {}.__getitem__, ["b", "a"])
+        dilute.prepare({"volume_ml": 1}, NOTHING.__getitem__, ["b", "a"])
 
 
 def test_a_hidden_argument_may_have_a_default() -> None:
@@ -173,7 +175,7 @@ def test_a_hidden_argument_may_have_a_default() -> None:
     def use(stock: int = 7) -> int:
         return stock
 
-    assert use.run({}, {}.__getitem__) == 7
+    assert use.run({}, NOTHING.__getitem__) == 7
 
 
 def test_types_defined_inside_a_function_are_found() -> None:
@@ -300,7 +302,12 @@ class TestJobs:
     def test_a_cancelled_job_keeps_its_place_until_it_ends(self) -> None:
         jobs = Jobs(1)
         running, go, second = threading.Event(), threading.Event(), threading.Event()
-        first = jobs.start("t", lambda: (running.set(), go.wait()))
+
+        def work() -> None:
+            running.set()
+            go.wait()
+
+        first = jobs.start("t", work)
         running.wait()
         jobs.cancel(first)
         later = jobs.start("t", second.set)

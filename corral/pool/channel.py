@@ -117,22 +117,23 @@ class Listener:
                 tasks.start_soon(self._welcome, connection)
 
     async def _welcome(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        try:
-            with anyio.fail_after(HELLO_PATIENCE):
-                number, secret, pid = read_hello(await _read_exactly(connection, HELLO_SIZE))
-        except (TimeoutError, OSError, anyio.EndOfStream, ProtocolError):
-            connection.close()
-            return
-        visitor = self._expected.get(number)
-        if visitor is None or not visitor.ticket.matches(secret):
-            connection.close()
-            return
-        self.forget(visitor)
-        if connection.family == socket.AF_INET:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        visitor.channel, visitor.pid = Channel(connection), pid
-        visitor.arrived.set()
+        with contextlib.ExitStack() as at_the_door:
+            at_the_door.callback(connection.close)
+            connection.setblocking(False)
+            try:
+                with anyio.fail_after(HELLO_PATIENCE):
+                    number, secret, pid = read_hello(await _read_exactly(connection, HELLO_SIZE))
+            except (OSError, anyio.EndOfStream, ProtocolError):  # TimeoutError is an OSError
+                return
+            visitor = self._expected.get(number)
+            if visitor is None or not visitor.ticket.matches(secret):
+                return
+            self.forget(visitor)
+            if connection.family == socket.AF_INET:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            at_the_door.pop_all()
+            visitor.channel, visitor.pid = Channel(connection), pid
+            visitor.arrived.set()
 
 
 async def _read_exactly(connection: socket.socket, size: int) -> bytes:

@@ -14,6 +14,9 @@ from corral.types import FreshMode, check_count, check_seconds
 
 Reuse = Literal["trial", "worker"]
 
+CGROUPS = Path("/sys/fs/cgroup")
+"""Where the system tells what the control group of this process may use."""
+
 MAX_SIZE = 512
 """Workers of one pool: each costs an interpreter and two descriptors of the supervisor."""
 
@@ -25,9 +28,10 @@ def parse_bytes(value: object, name: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
-        if match and (size := int(float(match[1]) * _UNITS[(match[2] or "").lower()])) > 0:
-            return size
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
+        size = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
+        if 1 <= size < math.inf:
+            return int(size)
     raise ConfigError(f'{name} must be a positive number of bytes or a size such as "2GiB", not {value!r}')
 
 
@@ -44,12 +48,12 @@ def available_cpus() -> int:
 def _cgroup_quota() -> float | None:
     """Processors that the control group grants (v2, then v1), or None for no limit."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = (CGROUPS / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         pass
     try:
-        base = Path("/sys/fs/cgroup/cpu")
+        base = CGROUPS / "cpu"
         quota_us = int((base / "cpu.cfs_quota_us").read_text())
         return quota_us / int((base / "cpu.cfs_period_us").read_text()) if quota_us > 0 else None
     except (OSError, ValueError, ZeroDivisionError):
@@ -93,6 +97,8 @@ class WorkerPoolConfig:
             check_count(self.max_trials_per_worker, "max_trials_per_worker")
         if self.memory_limit is not None:
             object.__setattr__(self, "memory_limit", parse_bytes(self.memory_limit, "memory_limit"))
+        if self.log_dir is not None and not isinstance(self.log_dir, str | os.PathLike):
+            raise ConfigError(f"log_dir must be the path of a folder, not {self.log_dir!r}")
         _check_choice(self.reuse, get_args(Reuse), "reuse")
         _check_choice(self.fresh, get_args(FreshMode), "fresh")
         _check_choice(self.backend, ("local",), "backend")

@@ -79,7 +79,7 @@ class Slots:
         except BaseException:
             if waiter.slot is not None:
                 self.give_back(waiter.slot)
-            else:
+            elif not waiter.served.is_set():
                 self._queue.remove(waiter)
             raise
         if waiter.slot is None:

@@ -28,13 +28,13 @@ def expert(lab: Lab, prompt: str) -> str:
     """Solve any task of the benchmark."""
     hands = Hands(lab)
     possible = _possible(prompt)
-    if "name its anion" in prompt or "which anion" in prompt:
+    if "which anion" in prompt:
         return ", ".join(_anion(hands))
     if "hydroxides come down" in prompt:
         return ", ".join(_titration(hands, possible))
     if "break through" in prompt:
         return ", ".join(_column(hands, possible))
-    return ", ".join(ion for ion in _scheme(hands) if ion in possible)
+    return ", ".join(dict.fromkeys(ion for ion in _scheme(hands) if ion in possible))
 
 
 def careless(lab: Lab, prompt: str) -> str:
@@ -107,15 +107,18 @@ class Hands:
         self._labels = 0
 
     def label(self) -> str:
+        """A name for a new tube."""
         self._labels += 1
         return f"t{self._labels}"
 
     def portion(self, vessel: str, volume_ml: float) -> str:
+        """A portion in a tube of its own."""
         tube = self.label()
         self.lab.call("split", vessel=vessel, new_vessel=tube, volume_ml=volume_ml)
         return tube
 
     def add(self, vessel: str, *reagents: tuple[str, float]) -> Seen:
+        """Add reagents one after the other; what the last one shows."""
         seen: Seen = {}
         for reagent, volume_ml in reagents:
             seen = self.lab.call("add", vessel=vessel, reagent=reagent, volume_ml=volume_ml)
@@ -135,6 +138,7 @@ class Hands:
         return liquid, solid if seen["solid"] else None, seen["solid"]
 
     def volume(self, vessel: str) -> float:
+        """Millilitres in a vessel."""
         return float(self.lab.call("inventory")[vessel]["volume_ml"])
 
     def up_to_ph(self, vessel: str, ph: int, *reagents: tuple[str, float]) -> None:
@@ -147,12 +151,14 @@ class Hands:
                 self.add(vessel, (reagent, volume_ml))
 
     def down_to_ph(self, vessel: str, ph: int, reagent: str, volume_ml: float) -> None:
+        """Add an acid in portions until the paper shows this pH."""
         for _ in range(60):
             if self.lab.call("measure_ph", vessel=vessel) <= ph:
                 break
             self.add(vessel, (reagent, volume_ml))
 
     def boil_down(self, vessel: str, to_ml: float) -> Seen:
+        """Boil down to a volume, or just to the boil where there is less already."""
         seen: Seen = self.lab.call("boil", vessel=vessel, to_ml=min(to_ml, self.volume(vessel)))
         return seen
 

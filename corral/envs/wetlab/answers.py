@@ -20,8 +20,10 @@ _NAMES = {
     "CrO4-2": "chromate", "SCN-": "thiocyanate",
 }  # fmt: skip
 _ROMAN = {1: "i", 2: "ii", 3: "iii"}
-_SEPARATORS = re.compile(r"[\s,;:<>=/|&]+|(?<=\w)\.(?=\s|$)|->|→")
-_ION_LIKE = re.compile(r"[A-Z][A-Za-z0-9]*[+-]+\d?$|[A-Z][A-Za-z0-9]*\d[+-]$")
+_SEPARATORS = re.compile(r"[\s,;:<>=/|&]+")
+_ION_LIKE = re.compile(r"(?:[A-Z][a-z]?\d?)+(?:[+-]+\d?|\d[+-])$")
+_BACKGROUND = {"H+", "H3O+", "OH-", "NO3-"}
+"""Always there; naming them is no mistake."""
 
 
 def parse_ions(answer: object) -> list[str]:
@@ -39,13 +41,13 @@ def parse_ions(answer: object) -> list[str]:
 
 def _ion(token: str) -> str | None:
     bare = re.sub(r"(?i)\((aq|s)\)", "", token).strip("\"'`*_[].!?")
-    hydroxide = re.fullmatch(r"([A-Z][a-z])\(?OH\)?_?\{?\d?\}?", bare)
+    hydroxide = re.fullmatch(r"([A-Z][a-z])\(OH\)_?\{?\d?\}?", bare)
     key = re.sub(r"[\^(){}_$]", "", hydroxide[1] if hydroxide else bare)
     if key in _SYMBOLS:
         return _SYMBOLS[key]
     if key.lower() in _WORDS:
         return _WORDS[key.lower()]
-    return key if _ION_LIKE.match(key) else None
+    return key if _ION_LIKE.match(key) and key not in _BACKGROUND else None
 
 
 def _spellings(ion: str) -> Iterable[str]:

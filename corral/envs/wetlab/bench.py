@@ -18,11 +18,20 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from corral.envs.wetlab import column, looks
-from corral.envs.wetlab.engine import INERT, Engine, Equilibrium, base, check_amount, check_mixture, database
+from corral.envs.wetlab.engine import (
+    INERT,
+    Engine,
+    Equilibrium,
+    base,
+    check_amount,
+    check_count,
+    check_mixture,
+    database,
+)
 from corral.envs.wetlab.stock import SHELF, solution_totals, stock
 
 Vessel = dict[str, Any]
@@ -79,11 +88,15 @@ class Bench:
         """Volume and visible solids of every vessel."""
         return {name: self._outside(vessel) for name, vessel in self.vessels.items()}
 
+    def export(self, vessel: str) -> Vessel:
+        """A copy of a vessel, as plain JSON."""
+        return copy.deepcopy(self._get(vessel))
+
     def add(self, vessel: str, reagent: str, volume_ml: float) -> dict[str, Any]:
         """Add reagent; a vessel that is not there yet is taken from the shelf."""
         litres = _volume(volume_ml) / 1000
         ions = _reagent(reagent)
-        held = self.vessels[vessel] if vessel in self.vessels else None
+        held = self.vessels.get(vessel)
         if held is None:
             self._fresh_name(vessel)
             held = {"water_kg": 0.0, "totals": {}, "solids": {}, "pH": None}
@@ -194,7 +207,7 @@ class Bench:
 
     def measure_ph(self, vessel: str) -> int:
         """The pH by indicator paper: a whole number, 0 to 14."""
-        return min(14, max(0, round(self._wet(vessel)["pH"])))
+        return min(14, max(0, round(float(self._wet(vessel)["pH"]))))
 
     def flame_test(self, vessel: str, *, cobalt_glass: bool = False) -> str:
         """The flame's colour with what is on the loop."""
@@ -205,28 +218,29 @@ class Bench:
     def titrate(self, vessel: str, titrant: str, volume_ml: float, steps: int) -> dict[str, Any]:
         """Run in a titrant step by step, at equilibrium after every one, with a glass electrode and an eye on it."""
         held = self._wet(vessel)
-        count = _count(steps, "steps", 400)
+        count = check_count(steps, "steps", 400)
         litres = _volume(volume_ml) / 1000
         _room(held["water_kg"] + litres)
         portion = solution_totals(_reagent(titrant), litres / count)
         totals, solids, water = held["totals"], held["solids"], held["water_kg"]
         engine, watch = Engine(), _Watch(solids, water)
-        curve = []
+        curve: list[dict[str, float]] = []
+        ph = held["pH"]
         for step in range(1, count + 1):
             water += litres / count
             done = engine.equilibrate(_plus(totals, portion), solids, water, gases=_open_tube(totals, solids, portion))
-            totals, solids = done.totals, done.solids
+            totals, solids, ph = done.totals, done.solids, done.ph
             at = {"volume_ml": round(volume_ml * step / count, 3), "pH": round(done.ph, 1)}
             watch.look(done.solids, water, at)
             if step % max(1, count // 20) == 0:
                 curve.append(at)
-        self.vessels[vessel] = {"water_kg": water, "totals": totals, "solids": solids, "pH": done.ph}
+        self.vessels[vessel] = {"water_kg": water, "totals": totals, "solids": solids, "pH": ph}
         return {"events": watch.events, "curve": curve, "at the end": self._outside(self.vessels[vessel])}
 
     def solubility_scan(self, vessel: str, titrant: str, points: int) -> dict[str, Any]:
         """Many tubes side by side: 0.05 mL of the liquid each, and from none to four times its volume of titrant."""
         held = self._wet(vessel)
-        count = _count(points, "points", 120)
+        count = check_count(points, "points", 120)
         if count * 0.05 > held["water_kg"] * 1000:
             raise ValueError(f"{count} tubes take {count * 0.05:.2f} mL; {vessel!r} holds less")
         tube = _part(held, 0.05 / (held["water_kg"] * 1000))
@@ -238,10 +252,9 @@ class Bench:
             totals, water = _plus(tube["totals"], solution_totals(ions, litres)), tube["water_kg"] + litres
             species = looks.coloured_species(totals, tube["solids"])
             # A thousandfold tube: the solver dislikes micromoles of water.
-            done = engine.equilibrate(
-                {e: n * 1e3 for e, n in totals.items()}, {s: n * 1e3 for s, n in tube["solids"].items()}, water * 1e3,
-                species=species,
-            )  # fmt: skip
+            large = {e: n * 1e3 for e, n in totals.items()}
+            solids = {solid: n * 1e3 for solid, n in tube["solids"].items()}
+            done = engine.equilibrate(large, solids, water * 1e3, species=species)
             seen = {
                 "solution": looks.solution_colour(done.totals, done.species, done.water_kg),
                 "precipitates": looks.precipitates(done.solids, done.water_kg),
@@ -290,15 +303,13 @@ class Bench:
     ) -> dict[str, Any]:
         if gases is None or "H2S(g)" not in gases:
             gases = {**_open_tube(totals, solids), **(gases or {})}
-        species = looks.coloured_species(totals, [*solids])
+        species = looks.coloured_species(totals, solids)
         done = Engine().equilibrate(totals, solids, water, gases=gases, species=species)
-        before = solids
         self.vessels[vessel] = {"water_kg": water, "totals": done.totals, "solids": done.solids, "pH": done.ph}
-        return self._seen(vessel, done, gases, before)
+        return self._seen(vessel, done, gases)
 
-    def _seen(
-        self, vessel: str, done: Equilibrium, gases: Mapping[str, tuple[float, float]], before: Mapping[str, float]
-    ) -> dict[str, Any]:
+    @staticmethod
+    def _seen(vessel: str, done: Equilibrium, gases: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
         given_off = {gas: done.gases[gas] - moles for gas, (_, moles) in gases.items()}
         return {
             "vessel": vessel,
@@ -380,12 +391,6 @@ def _room(water_kg: float) -> float:
     return water_kg
 
 
-def _count(value: object, what: str, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ValueError(f"{what} must be a whole number from 1 to {most}, not {value!r}")
-    return value
-
-
 def _reagent(name: object) -> Mapping[str, float]:
     if not isinstance(name, str) or name not in SHELF:
         raise ValueError(f"there is no reagent {name!r} on the shelf; call reagents() for the list")
@@ -402,10 +407,9 @@ def _plus(*parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _part(vessel: Vessel, share: float) -> Vessel:
-    scale: Callable[[Iterable[tuple[str, float]]], dict[str, float]] = lambda items: {k: n * share for k, n in items}  # noqa: E731
     return {
         "water_kg": vessel["water_kg"] * share,
-        "totals": scale(vessel["totals"].items()),
-        "solids": scale(vessel["solids"].items()),
+        "totals": {element: moles * share for element, moles in vessel["totals"].items()},
+        "solids": {solid: moles * share for solid, moles in vessel["solids"].items()},
         "pH": vessel["pH"],
     }

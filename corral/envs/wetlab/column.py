@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from corral.envs.wetlab.engine import Engine, NoEquilibrium, check_amount, check_mixture
+from corral.envs.wetlab.engine import TOLERANCE, Engine, NoEquilibrium, check_amount, check_count, check_mixture
 
 EXCHANGE = {
     "Na+ + X- = NaX": 0.0,
@@ -44,9 +44,8 @@ def breakthrough(feed: Mapping[str, Any], packing: str, cells: int, shifts: int)
     """The effluent's composition (mol/L by element), shift by shift; one shift is ``PORE_ML / cells``."""
     if packing not in CAPACITY:
         raise ValueError(f"there is no packing {packing!r}; there are {', '.join(CAPACITY)}")
-    for value, what, most in ((cells, "cells", MAX_CELLS), (shifts, "shifts", MAX_SHIFTS)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ValueError(f"{what} must be a whole number from 1 to {most}, not {value!r}")
+    check_count(cells, "cells", MAX_CELLS)
+    check_count(shifts, "shifts", MAX_SHIFTS)
     totals, _, water = check_mixture(feed["totals"], {}, feed["water_kg"])
     concentrations = {e: n / water for e, n in totals.items()}
     ph = check_amount(feed["pH"], "pH", least=-2, most=16)
@@ -63,7 +62,8 @@ def _input(feed: Mapping[str, float], ph: float, packing: str, cells: int, shift
     sites = CAPACITY[packing]
     exchanger = f"EXCHANGE 1-{cells}\n -equilibrate 1\n X {sites}\n" if sites else ""
     return (
-        f"KNOBS\n -convergence_tolerance 1e-8\nEXCHANGE_MASTER_SPECIES\n X X-\nEXCHANGE_SPECIES\n X- = X-\n log_k 0\n{species}"
+        f"KNOBS\n -convergence_tolerance {TOLERANCE}\n"
+        f"EXCHANGE_MASTER_SPECIES\n X X-\nEXCHANGE_SPECIES\n X- = X-\n log_k 0\n{species}"
         f"SOLUTION 0\n units mol/kgw\n pH {ph!r} charge\n pe 4\n{_amounts(feed)}"
         f"SOLUTION 1-{cells}\n units mol/kgw\n pH 7 charge\n pe 4\n{_amounts(BED_WATER)}{exchanger}END\n"
         f"SELECTED_OUTPUT 1\n -reset false\n -step true\n -totals {' '.join(names)}\n"

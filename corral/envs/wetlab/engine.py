@@ -1,7 +1,7 @@
 """The chemistry engine: one function from a vessel to the same vessel at equilibrium, computed by PHREEQC.
 
-Purpose: `Engine` is the only place that talks to the ``phreeqc`` package. A solution is its totals (mol of every element
-except H and O); the pH follows from charge balance, so mixing two solutions is adding their totals.
+Purpose: `Engine` is the only place that talks to the ``phreeqc`` package. A solution is its totals (mol of every
+element except H and O); the pH follows from charge balance, so mixing two solutions is adding their totals.
 
 Guarantees:
 
@@ -26,7 +26,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -128,6 +128,13 @@ def check_amount(value: object, what: str, *, least: float = 0.0, most: float = 
     return number
 
 
+def check_count(value: object, what: str, most: int) -> int:
+    """Return ``value`` if it is a whole number from 1 to ``most``; raise ValueError naming ``what`` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{what} must be a whole number from 1 to {most}, not {value!r}")
+    return value
+
+
 def base(element: str) -> str:
     """The element without its redox state: ``Hg(1)`` is ``Hg``."""
     return element.split("(")[0]
@@ -165,7 +172,8 @@ class Engine:
         inert = {name: n for name, n in solids.items() if name in INERT}
         active = {name: n for name, n in solids.items() if name not in INERT}
         gases = gases or {}
-        candidates = possible_solids([*totals, *(e for gas in gases for e in database().phases[gas])], active)
+        from_gases = [e for gas in gases for e in database().phases[gas]]
+        candidates = possible_solids([*totals, *from_gases], active)
         tails = _phases_block(candidates, active, gases) + _output_block(totals, active, candidates, gases, species)
         row = self._converge(lambda ph: _solution_block(totals, water_kg, ph) + tails)
         found = {name: row[name] for name in candidates if row[name] > LEAST}
@@ -195,15 +203,11 @@ class Engine:
             for r in range(1, self._solver.GetSelectedOutputRowCount())
         ]
 
-    def _converge(self, text: Any) -> dict[str, Any]:
-        problem: NoEquilibrium | None = None
-        for start in STARTS:
-            try:
+    def _converge(self, text: Callable[[float], str]) -> dict[str, Any]:
+        for start in STARTS[:-1]:
+            with contextlib.suppress(NoEquilibrium):
                 return self.run(text(start))[-1]
-            except NoEquilibrium as error:
-                problem = problem or error
-        assert problem is not None
-        raise problem
+        return self.run(text(STARTS[-1]))[-1]
 
 
 def check_mixture(
@@ -273,10 +277,13 @@ def _output_block(
 @contextlib.contextmanager
 def _scratch() -> Iterator[None]:
     """A current directory for what the solver may write: it drops ``error.inp`` there when it fails."""
-    before = os.getcwd()
-    with tempfile.TemporaryDirectory(prefix="wetlab-") as there:
-        os.chdir(there)
-        try:
-            yield
-        finally:
-            os.chdir(before)
+    before = os.open(".", os.O_RDONLY)
+    try:
+        with tempfile.TemporaryDirectory(prefix="wetlab-") as there:
+            os.chdir(there)
+            try:
+                yield
+            finally:
+                os.fchdir(before)
+    finally:
+        os.close(before)

@@ -11,11 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from corral.environment import Environment
-from corral.envs.wetlab import column
 from corral.envs.wetlab.answers import parse_ions
 from corral.envs.wetlab.bench import Bench, Vessel, check_vessel, new_vessel
-from corral.envs.wetlab.engine import Engine
-from corral.envs.wetlab.stock import SHELF, ion_totals, solution_totals
+from corral.envs.wetlab.reference import TIE_ML, TIE_PORES, breakthrough, precipitation
+from corral.envs.wetlab.stock import SHELF, solution_totals
 from corral.envs.wetlab.tasks import WetlabTask, prompt, score_ions, score_order
 from corral.tools import tool
 from corral.types import ConcurrencyMode
@@ -23,10 +22,6 @@ from corral.types import ConcurrencyMode
 Millilitres = Annotated[float, Field(gt=0, le=250)]
 
 SAMPLE = "sample"
-TIE_ML = 0.75
-"""Titrant (0.1 M) between two beginnings that count as simultaneous."""
-TIE_PORES = 0.1
-"""Pore volumes between two breakthroughs that count as simultaneous."""
 
 
 class WetlabEnvironment(Environment):
@@ -53,8 +48,7 @@ class WetlabEnvironment(Environment):
 
     def export_sample(self, vessel: str) -> Vessel:
         """A vessel as plain JSON, for another environment's ``vessels``."""
-        self.bench.measure_ph(vessel)
-        return check_vessel(self.bench.vessels[vessel])
+        return self.bench.export(vessel)
 
     def get_task_prompt(self) -> str:
         """What is asked."""
@@ -63,6 +57,8 @@ class WetlabEnvironment(Environment):
     def score(self) -> float:
         """F1 over ions; for an order, the share of pairs in the order of the reference experiment."""
         named = parse_ions(self.state.submitted_answer or "")
+        if self.task.kind == "anion":  # The salt's potassium is given; naming it is no mistake.
+            named = [ion for ion in named if ion != "K+"]
         if self.task.kind in ("ions", "anion"):
             score, parts = score_ions(named, self.task.answer)
         else:
@@ -74,8 +70,8 @@ class WetlabEnvironment(Environment):
     def reference(self) -> tuple[dict[str, float], float]:
         """When each ion of an order comes in the reference experiment, and the distance that counts as a tie."""
         if self.task.kind == "titration":
-            return _precipitation(self._sample(), self.task.answer), TIE_ML
-        return _breakthrough(self._sample(), self.task.answer), TIE_PORES
+            return precipitation(self._sample(), self.task.answer), TIE_ML
+        return breakthrough(self._sample(), self.task.answer), TIE_PORES
 
     def _sample(self) -> Vessel:
         litres = self.task.volume_ml / 1000
@@ -271,36 +267,3 @@ class WetlabEnvironment(Environment):
             shifts: How many shifts of feed.
         """
         return self.bench.run_column(sample, packing, cells, shifts)
-
-
-def _precipitation(sample: Vessel, ions: tuple[str, ...], volume_ml: float = 210.0, steps: int = 420) -> dict[str, float]:
-    """The volume of 0.1 M sodium hydroxide at which a hundredth of each ion has come down."""
-    engine, step_l = Engine(), volume_ml / steps / 1000
-    portion = solution_totals({"Na+": 0.1}, step_l)
-    totals, solids, water = dict(sample["totals"]), dict(sample["solids"]), sample["water_kg"]
-    metals = {ion: next(iter(ion_totals(ion))) for ion in ions}
-    there = {ion: totals[metal] for ion, metal in metals.items()}
-    at: dict[str, float] = {}
-    for step in range(1, steps + 1):
-        totals = {e: totals.get(e, 0.0) + portion.get(e, 0.0) for e in {**totals, **portion}}
-        water += step_l
-        done = engine.equilibrate(totals, solids, water)
-        totals, solids = done.totals, done.solids
-        for ion, metal in metals.items():
-            if ion not in at and totals.get(metal, 0.0) < 0.99 * there[ion]:
-                at[ion] = round(step * volume_ml / steps, 3)
-        if len(at) == len(ions):
-            break
-    return {ion: at.get(ion, volume_ml) for ion in ions}
-
-
-def _breakthrough(sample: Vessel, ions: tuple[str, ...], cells: int = 20, pores: int = 7) -> dict[str, float]:
-    """The pore volumes after which each ion has reached half of its feed concentration."""
-    effluent = column.breakthrough(sample, "cation resin", cells, cells * pores)
-    at: dict[str, float] = {}
-    for ion in ions:
-        element = next(iter(ion_totals(ion)))
-        half = sample["totals"][element] / sample["water_kg"] / 2
-        passed = [i for i, mix in enumerate(effluent, 1) if mix[element] >= half]
-        at[ion] = (passed[0] if passed else len(effluent) + 1) / cells
-    return at

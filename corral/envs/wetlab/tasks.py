@@ -78,7 +78,7 @@ def default_tasks(seed: int = 0) -> dict[str, WetlabTask]:
         rng = _rng(seed, name)
         tasks.append(_unknown(name, 3, rng, _some(rng, CATIONS, count), CATIONS))
     tasks.append(_titration("l3-titration", 3, _rng(seed, "l3-titration"), 6))
-    for n, matrix in enumerate(("nitrate", "acetate"), 1):
+    for n, matrix in enumerate(("nitrate", "acetate", "chloride"), 1):
         tasks.append(_column(f"l3-column-{n}", _rng(seed, f"l3-column-{n}"), matrix))
     return {task.id: task for task in tasks}
 
@@ -115,9 +115,9 @@ def score_ions(named: Sequence[str], truth: Sequence[str]) -> tuple[float, dict[
 
 
 def score_order(named: Sequence[str], at: Mapping[str, float], tie: float) -> tuple[float, dict[str, float]]:
-    """Pairs of ions in the right order, times the precision. ``at`` says when each ion came; closer than ``tie`` is even.
+    """The share of pairs in the right order, times the precision; 1.0 only for all of the ions, no other, in order.
 
-    1.0 only for all of the ions, no other, in order.
+    ``at`` says when each ion came; of two that came closer than ``tie`` either may be named first.
     """
     _, parts = score_ions(named, list(at))
     place = {ion: i for i, ion in reversed(list(enumerate(named)))}
@@ -158,9 +158,10 @@ def _titration(name: str, level: int, rng: random.Random, count: int) -> WetlabT
 
 
 def _column(name: str, rng: random.Random, matrix: str) -> WetlabTask:
-    # Acetate holds lead in solution, so the order is another one; copper would then come together with lead.
+    # Acetate and chloride hold lead in solution, so the order is another one; copper would come together with lead.
     metal, buffer, sort = {
         "nitrate": ("Cu+2", {}, "0.1 M sodium nitrate"),
+        "chloride": ("Mn+2", {"Cl-": 0.1}, "0.1 M sodium chloride"),
         "acetate": ("Mn+2", {"Ac-": 0.03}, "0.07 M sodium nitrate and 0.03 M sodium acetate"),
     }[matrix]
     ions = ("K+", metal, "Ca+2", "Pb+2")

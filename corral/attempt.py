@@ -1,0 +1,303 @@
+"""One trial from opening to record: its attempts, their retries, and what is kept of each.
+
+Guarantees
+    * A trial gives exactly one result, whatever its environment, agent or worker does. Only a cancellation of the run,
+      or a fault of Corral's own, comes out as an exception.
+    * The trial's limit starts when its environment is open, and covers configuring, the agent and the scoring.
+    * A second attempt follows only a failure whose kind says so; the evidence of every attempt is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anyio
+
+from corral.agents.base import AgentRunResult
+from corral.connection import Connection
+from corral.crew import Crew, runs_on_loop
+from corral.errors import (
+    AgentError,
+    ConfigError,
+    DeadlineExceeded,
+    ErrorRecord,
+    FailureKind,
+    InfrastructureError,
+    ProtocolError,
+    TrialError,
+)
+from corral.report.progress import Progress
+from corral.scheduler import Job
+from corral.settings import RunSettings
+from corral.threads import call_blocking
+from corral.types import Attempt, TaskTrialResult, Timings, ToolCall, TrialContext, TrialKey, WorkerRef, derive_seed
+
+UNANSWERED = frozenset({"max_iterations", "timeout", "no_answer"})
+"""Agent statuses that mean: no answer within its budget. Such a trial is graded, with 0."""
+
+_INFRASTRUCTURE_STATUS = frozenset({402, 408, 409, 425, 429})
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What all trials of a run have in common."""
+
+    session_id: str
+    run_id: str
+    seed: int
+
+    def context(self, key: TrialKey) -> TrialContext:
+        """What the agent factory is told of a trial."""
+        return TrialContext(*key, self.session_id, self.run_id, derive_seed(self.seed, *key))
+
+
+@dataclass
+class _Course:
+    """What is known of an attempt while it goes."""
+
+    began: float
+    opened: dict[str, Any] | None = None
+    agent: Any = None
+    run: AgentRunResult | None = None
+    result: TaskTrialResult | None = None
+    error: TrialError | None = None
+    phase: str = "waiting for a place"
+    worker: WorkerRef | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+    closed: dict[str, Any] = field(default_factory=dict)
+    marks: dict[str, float] = field(default_factory=dict)
+
+    def mark(self, phase: str) -> None:
+        """The phase before ``phase`` has ended now."""
+        self.marks[phase] = time.monotonic()
+        self.phase = phase
+
+    def timings(self, planned_at: float) -> Timings:
+        end = time.monotonic()
+        marks = [self.marks.get(name) for name in ("configure", "agent", "submit")]
+        spans = []
+        for start, nexts in zip(marks, [marks[1:], marks[2:], []], strict=True):
+            stop = next((m for m in nexts if m is not None), self.marks.get("close", end))
+            spans.append(stop - start if start is not None else 0.0)
+        opened = marks[0] if marks[0] is not None else end
+        return Timings(max(0.0, opened - planned_at), *spans)
+
+
+class TrialDriver:
+    """Runs trials to their results."""
+
+    def __init__(
+        self, connection: Connection, settings: RunSettings, crew: Crew, identity: RunIdentity, progress: Progress
+    ) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._crew = crew
+        self._identity = identity
+        self._progress = progress
+
+    async def run(self, job: Job, configured: Callable[[], None]) -> TaskTrialResult:
+        """Attempt a trial until it has a result or its retries are spent."""
+        began = time.monotonic()
+        attempts: list[Attempt] = []
+        while True:
+            number = len(attempts) + 1
+            course = await self._attempt(job, configured)
+            attempts.append(_evidence(number, course))
+            failure = course.error.kind if course.error else None
+            if failure is None or not failure.retried or number > self._settings.retries:
+                break
+        result = self._result(job, course)
+        return replace(result, attempts=tuple(attempts), duration=time.monotonic() - began)
+
+    async def _attempt(self, job: Job, configured: Callable[[], None]) -> _Course:
+        course = _Course(time.monotonic())
+        try:
+            await self._open(job, course)
+            try:
+                await self._work(job, course, configured)
+            finally:
+                await self._close(course)
+        except (TrialError, ConfigError, LookupError, OSError, RuntimeError) as error:
+            if isinstance(error, ProtocolError):
+                raise
+            course.error = course.error or _blame(error)
+        return course
+
+    async def _open(self, job: Job, course: _Course) -> None:
+        self._progress.started(job.key, None)
+        self._progress.phase(job.key, "opening")
+        course.phase = "set-up"
+        course.opened = await self._connection.open_trial(
+            job.key.task_id,
+            self._identity.run_id,
+            job.episode.episode_id if job.episode.is_chain else None,
+            job.key.trial_index,
+            self._settings.limits.tool_jobs_per_trial,
+            derive_seed(self._identity.seed, *job.key),
+        )
+        course.worker = course.opened.get("worker")
+
+    async def _work(self, job: Job, course: _Course, configured: Callable[[], None]) -> None:
+        bound = self._connection.bind(course.opened or {}, job.key.task_id, self._settings)
+        seconds = self._settings.trial_timeout
+        with anyio.move_on_after(seconds) as limit:
+            await self._configure(job, course, bound, configured)
+            course.mark("agent")
+            self._progress.phase(job.key, "agent")
+            await self._run_agent(job, course, bound)
+            course.mark("submit")
+            self._progress.phase(job.key, "scoring")
+            await self._conclude(job, course, bound)
+        if limit.cancelled_caught and seconds is not None:
+            course.error = DeadlineExceeded.of_trial(seconds)
+
+    async def _configure(self, job: Job, course: _Course, bound: Any, configured: Callable[[], None]) -> None:
+        course.mark("configure")
+        try:
+            if job.info.configures and hasattr(bound, "configure_additional_apps"):
+                self._progress.phase(job.key, "configure")
+                await self._connection.call(bound.configure_additional_apps, job.key.task_id)
+        finally:
+            configured()
+
+    async def _run_agent(self, job: Job, course: _Course, bound: Any) -> None:
+        course.agent = await self._crew.hire(self._identity.context(job.key))
+        interface = self._connection.interface_for(course.agent, bound)
+        try:
+            if runs_on_loop(course.agent):
+                course.run = await course.agent.arun_agent(interface, job.key.task_id)
+            else:
+                course.run = await call_blocking(course.agent.run_agent, interface, job.key.task_id)
+        except Exception as error:
+            fault = self._fault(course)
+            raise fault or _blame_agent(error) from error
+        if not isinstance(course.run, AgentRunResult):
+            raise AgentError(f"the agent gave {course.run!r} instead of an AgentRunResult")
+
+    async def _conclude(self, job: Job, course: _Course, bound: Any) -> None:
+        run = course.run
+        assert run is not None
+        if run.status == "surrender":
+            result = await self._connection.call(bound.surrender_task, job.key.task_id)
+            course.result = result if isinstance(result, TaskTrialResult) else None
+        elif run.status == "success" and run.answer is not None:
+            course.result = await self._connection.call(bound.submit_answer, job.key.task_id, run.answer)
+        elif run.status in UNANSWERED or run.status == "success":
+            if hasattr(bound, "get_task_state"):
+                course.state = await self._connection.call(bound.get_task_state, job.key.task_id)
+        else:
+            kind = InfrastructureError if run.status == FailureKind.INFRASTRUCTURE else AgentError
+            raise kind(f"the agent ended as {run.status!r}: {run.error_message or 'no reason given'}")
+
+    def _fault(self, course: _Course) -> TrialError | None:
+        trial = self._watched(course)
+        return trial.fault if trial is not None else None
+
+    def _watched(self, course: _Course) -> Any:
+        runtime_id = (course.opened or {}).get("trial_runtime_id")
+        watch = getattr(self._connection.router, "watch", None)
+        return watch(runtime_id) if watch is not None and runtime_id is not None else None
+
+    async def _close(self, course: _Course) -> None:
+        course.mark("close")
+        if (trial := self._watched(course)) is not None:
+            course.calls, course.worker = list(trial.calls), trial.worker
+            if trial.phase != "set-up":
+                course.phase = trial.phase
+        course.closed = await self._connection.close_trial(course.opened or {})
+
+    # ---- the record ----
+
+    def _result(self, job: Job, course: _Course) -> TaskTrialResult:
+        base = course.result if course.error is None and course.result is not None else self._unscored(job, course)
+        run = course.run
+        return replace(
+            base,
+            task_id=job.key.task_id,
+            trial_index=job.key.trial_index,
+            token_usage=run.token_usage if run else dict(getattr(course.agent, "token_usage", None) or {}),
+            messages=run.messages if run else list(getattr(course.agent, "messages", None) or []),
+            agent_status=run.status if run else None,
+            worker=course.worker,
+            timings=course.timings(job.planned_at),
+            warnings=(*base.warnings, *course.closed.get("warnings", ())),
+        )
+
+    def _unscored(self, job: Job, course: _Course) -> TaskTrialResult:
+        state = course.state or {"task_id": job.key.task_id, "tool_calls": course.calls}
+        statistics = _count_calls(course.calls)
+        if course.error is not None:
+            return TaskTrialResult.not_graded(
+                job.key, course.error.kind, str(course.error), state=state, tool_statistics=statistics
+            )
+        surrendered = course.run is not None and course.run.status == "surrender"
+        message = None if surrendered else (course.run and course.run.error_message) or "the agent gave no answer"
+        return TaskTrialResult(
+            *job.key, state=state, tool_statistics=statistics, error_message=message, surrendered=surrendered
+        )
+
+
+def _count_calls(calls: list[ToolCall]) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for call in calls:
+        entry = counts.setdefault(call.tool, {"calls": 0, "errors": 0})
+        entry["calls"] += 1
+        entry["errors"] += not call.success
+    return counts
+
+
+def _evidence(number: int, course: _Course) -> Attempt:
+    error = course.error
+    return Attempt(
+        number,
+        failure=error.kind if error else None,
+        message=str(error) if error else None,
+        phase=(error.phase or course.phase) if error else None,
+        worker=course.worker,
+        exit_status=error.exit_status if error else None,
+        peak_rss=course.closed.get("peak_rss") or None,
+        cpu_seconds=course.closed.get("cpu_seconds") or None,
+        traceback=error.record.traceback if error and error.record else "",
+        output=error.output if error else "",
+    )
+
+
+def _blame(error: Exception) -> TrialError:
+    """A failure outside of the agent: its own kind where it has one, else of the router that was asked."""
+    if isinstance(error, TrialError):
+        return error
+    record = ErrorRecord.of(error)
+    return InfrastructureError(f"the router failed: {record}", record=record)
+
+
+def _blame_agent(error: Exception) -> TrialError:
+    """A failure of the agent: what it depends on, or the agent itself."""
+    if isinstance(error, TrialError):
+        return error
+    record = ErrorRecord.of(error)
+    if any(_is_infrastructure(cause) for cause in _causes(error)):
+        return InfrastructureError(f"what the agent depends on failed: {record}", record=record)
+    return AgentError(f"the agent raised: {record}", record=record)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__
+    return chain
+
+
+def _is_infrastructure(error: BaseException) -> bool:
+    """An endpoint's refusal for reasons of quota or health, or a connection that failed."""
+    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return status in _INFRASTRUCTURE_STATUS or status >= 500
+    httpx = sys.modules.get("httpx")
+    return isinstance(error, ConnectionError) or (httpx is not None and isinstance(error, httpx.TransportError))

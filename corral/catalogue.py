@@ -1,0 +1,74 @@
+"""A set of environments: built, checked, and described for those who must not load it."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from corral.environment import Environment
+from corral.errors import ConfigError, EnvStartError, ErrorRecord, ScoringError, TrialError
+from corral.types import TaskInfo
+
+
+def describe(environments: Any) -> dict[str, TaskInfo]:
+    """What the supervisor needs to know of each task; ConfigError where this is no mapping of environments."""
+    if not isinstance(environments, Mapping):
+        raise ConfigError(f"environments must be a mapping of task id to Environment, not {environments!r:.80}")
+    sources: dict[type, str] = {}
+    found = {}
+    for task_id, env in environments.items():
+        if not isinstance(task_id, str) or not isinstance(env, Environment):
+            raise ConfigError(
+                f"environments must map text ids to Environments; {task_id!r:.80} is mapped to a {type(env).__name__}"
+            )
+        if env.task_id != task_id:
+            raise ConfigError(f"the environment under {task_id!r} has the task id {env.task_id!r}")
+        found[task_id] = TaskInfo(
+            task_id, env.concurrency, tuple(env.parents), env.configures, env.fresh, _digest(env, sources)
+        )
+    return found
+
+
+def load(build: Callable[[], Any]) -> dict[str, Environment]:
+    """Call a builder and check what it made; EnvStartError if it fails."""
+    name = f"{getattr(build, '__module__', '?')}.{getattr(build, '__qualname__', repr(build))}"
+    with failing_as(EnvStartError, f"the builder {name}"):
+        environments = build()
+        describe(environments)
+    return dict(environments)
+
+
+def _digest(env: Environment, sources: dict[type, str]) -> str:
+    cls = type(env)
+    if cls not in sources:
+        try:
+            sources[cls] = inspect.getsource(cls)
+        except (OSError, TypeError):
+            sources[cls] = ""
+    definition = env.definition
+    facts = {
+        # A script is __main__ in the supervisor and __mp_main__ in a spawned worker.
+        "class": f"{cls.__module__}.{cls.__qualname__}".replace("__mp_main__.", "__main__."),
+        "source": sources[cls],
+        "version": str(env.version),
+        "tools": [tool.schema("full") for tool in env.get_tools().values()],
+        "task": [definition.name, definition.description, definition.submission_format] if definition else [],
+    }
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+@contextmanager
+def failing_as(error_class: type[EnvStartError] | type[ScoringError], what: str) -> Iterator[None]:
+    """Turn what the environment's code raises into one error of the trial. A stop of the whole run passes."""
+    try:
+        yield
+    except TrialError:
+        raise
+    except (Exception, SystemExit) as error:
+        record = ErrorRecord.of(error)
+        raise error_class(f"{what} failed: {record}", record=record) from error

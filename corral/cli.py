@@ -1,0 +1,279 @@
+"""The shell command: arguments, what is printed, exit statuses. No engine logic."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, NoReturn
+
+import anyio
+from rich.console import Console
+
+from corral.errors import ConfigError, CorralError
+from corral.journal import new_session_id
+from corral.named import NamedBuilder, load_named
+from corral.pool.config import WorkerPoolConfig, available_cpus
+from corral.report.files import dump, stable_bytes
+from corral.report.rendering import print_result
+from corral.report.result import BenchmarkResult
+from corral.runner import CorralRunner
+from corral.types import TrialContext
+
+WETLAB = "corral.envs.wetlab:build_envs"
+WETLAB_EXPERT = "corral.envs.wetlab.agents:expert_agent"
+
+EXIT_GRADED, EXIT_NOT_GRADED, EXIT_USAGE = 0, 1, 2
+"""Every planned trial graded; some not, or the run failed; bad usage. A signal gives 128 plus its number."""
+
+EPILOG = """\
+exit status: 0 every planned trial was graded; 1 some were not, or the run failed; 2 bad usage or configuration;
+130 interrupted (143 on SIGTERM): the same command with the same --session goes on where it stopped.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of ``python -m corral.pool``."""
+    parse = argparse.ArgumentParser(
+        prog="python -m corral.pool",
+        description="Run a benchmark on a pool of worker interpreters. Without --envs: the wetlab benchmark, by its "
+        "scripted expert.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parse.add_argument
+    add("--size", type=int, metavar="N", help="workers (default: the processors that may be used)")
+    add("--envs", metavar="MODULE:BUILDER", help="a function that returns {task_id: Environment}")
+    add("--agent", metavar="MODULE:FACTORY", help="a function of a TrialContext that returns an agent")
+    add("--model", metavar="PROVIDER/NAME", help="a model for the agent: given to the factory as its second argument")
+    add("--tasks", metavar="ID,...", help="only these tasks")
+    add("--trials", type=int, default=1, metavar="N", help="trials per task (default: 1)")
+    add("--k", metavar="1,3", help="the k of pass@k and pass^k (default: 1 and the number of trials)")
+    add("--max-concurrency", type=int, metavar="N", help="trials at once (default: --size)")
+    add("--per-task", type=int, metavar="N", help="trials of one task at once (default: --max-concurrency)")
+    add("--retries", type=int, default=1, metavar="N", help="further attempts after a failure of the machinery (1)")
+    add("--trial-timeout", type=float, metavar="S", help="seconds that a trial may take")
+    add("--tool-timeout", type=float, metavar="S", help="seconds that a tool call may take")
+    add("--memory-limit", metavar="SIZE", help="memory of one trial's processes, such as 2GiB")
+    add("--reuse", choices=("trial", "worker"), default="trial", help="fresh process state per trial (default), or not")
+    add("--session", metavar="ID", help="name the session; a recorded one goes on where it stopped")
+    add("--seed", type=int, metavar="N", help="the session's seed (default: drawn, or the recorded one)")
+    add("--checkpoint-dir", default="./benchmark_checkpoints", metavar="DIR", help="where sessions are recorded")
+    add("--retry-errors", action="store_true", help="run recorded trials that were not graded again")
+    add("--think-time", type=float, default=0.0, metavar="S",
+        help="seconds that the scripted agents wait at each step, as a model would take to answer")  # fmt: skip
+    add("--compare-serial", action="store_true",
+        help="run the same plan again with no pool, one trial at a time, and compare")  # fmt: skip
+    add("--report", metavar="FILE", help="where the report goes (default: report.json in the session's folder)")
+    add("--json", action="store_true", help="print one JSON document on standard output, and nothing else there")
+    add("--quiet", action="store_true", help="no progress and no tables: one line at the end")
+    return parse
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What the arguments amount to."""
+
+    runner: CorralRunner
+    bench: dict[str, Any]
+    pool: WorkerPoolConfig
+    session: str
+    report: Path
+    options: argparse.Namespace
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; the exit status."""
+    options = parser().parse_args(arguments)
+    errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    stop = _Stop()
+    order = None
+    try:
+        order = _order(options)
+        return anyio.run(_run, order, stop)
+    except ConfigError as error:
+        errors.print(f"corral: {error}")
+        return EXIT_USAGE
+    except CorralError as error:
+        errors.print(f"corral: {error}")
+        return EXIT_NOT_GRADED
+    except (KeyboardInterrupt, _Interrupted):
+        number = stop.signal or signal.SIGINT
+        again = f"--session {order.session}" if order else ""
+        errors.print(
+            f"corral: stopped by {number.name}; what was finished is kept. The same command with {again} goes on."
+        )
+        return 128 + number
+
+
+def _order(options: argparse.Namespace) -> _Order:
+    pool = WorkerPoolConfig(
+        size=options.size if options.size is not None else available_cpus(),
+        memory_limit=options.memory_limit,
+        reuse=options.reuse,
+    )
+    at_once = options.max_concurrency if options.max_concurrency is not None else pool.workers
+    session = options.session or new_session_id(datetime.now().astimezone(), SystemRandom())
+    runner = CorralRunner(
+        NamedBuilder(options.envs or WETLAB),
+        agent_factory=_agent_factory(options),
+        checkpoint_dir=options.checkpoint_dir,
+    )
+    bench = {
+        "task_ids": _listed(options.tasks),
+        "trials_per_task": options.trials,
+        "k_values": _numbers(options.k),
+        "max_concurrency": at_once,
+        "max_concurrency_per_task": options.per_task if options.per_task is not None else at_once,
+        "retry_errors": options.retry_errors,
+        "retries": options.retries,
+        "trial_timeout": options.trial_timeout,
+        "tool_timeout": options.tool_timeout,
+        "progress": False if options.quiet else True,
+    }
+    report = Path(options.report) if options.report else Path(options.checkpoint_dir) / session / "report.json"
+    return _Order(runner, bench, pool, session, report, options)
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--k must be whole numbers with commas between them, such as 1,3, not {text!r}") from None
+
+
+def _agent_factory(options: argparse.Namespace) -> Callable[[TrialContext], Any]:
+    if options.agent is None and options.envs is not None:
+        raise ConfigError("--envs needs --agent MODULE:FACTORY: the scripted expert knows only the wetlab benchmark")
+    if options.model is not None and options.agent is None:
+        raise ConfigError("--model needs --agent MODULE:FACTORY, a function of (context, model) that returns an agent")
+    factory = load_named(options.agent or WETLAB_EXPERT, "--agent")
+    if not callable(factory):
+        raise ConfigError(f"--agent: {options.agent} is no function")
+
+    def make(context: TrialContext) -> Any:
+        agent = factory(context) if options.model is None else factory(context, options.model)
+        if options.think_time:
+            if not hasattr(agent, "think_time"):
+                raise ConfigError("--think-time is for scripted agents only")
+            agent.think_time = options.think_time
+        return agent
+
+    return make
+
+
+class _Interrupted(Exception):
+    """A signal asked the run to stop, and it has."""
+
+
+class _Stop:
+    """The first signal cancels the run, a second one ends the process at once: the workers then end by themselves."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    async def watch(self, scope: anyio.CancelScope) -> None:
+        """Until cancelled."""
+        names = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        with anyio.open_signal_receiver(*names) as signals:
+            async for number in signals:
+                if self.signal is not None:
+                    os._exit(128 + number)
+                self.signal = signal.Signals(number)
+                scope.cancel()
+
+
+async def _run(order: _Order, stop: _Stop) -> int:
+    status = EXIT_NOT_GRADED
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop.watch, tasks.cancel_scope)
+        status = await _bench(order)
+        tasks.cancel_scope.cancel()
+    if stop.signal is not None:
+        raise _Interrupted
+    return status
+
+
+async def _bench(order: _Order) -> int:
+    options = order.options
+    result = await order.runner.abench(
+        **order.bench, worker_pool=order.pool, session_id=order.session, seed=options.seed
+    )
+    result.generate_report(order.report)
+    serial = await _serial(order, result) if options.compare_serial else None
+    _print(order, result, serial)
+    return EXIT_GRADED if result.coverage.complete else EXIT_NOT_GRADED
+
+
+async def _serial(order: _Order, result: BenchmarkResult) -> BenchmarkResult:
+    once = {**order.bench, "max_concurrency": 1, "max_concurrency_per_task": 1}
+    return await order.runner.abench(**once, session_id=f"{order.session}-serial", seed=result.seed)
+
+
+def _print(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | None) -> None:
+    options = order.options
+    if options.json:
+        print(dump(_document(order, result, serial)))
+        return
+    console = Console(highlight=False)
+    if options.quiet:
+        coverage = result.coverage
+        console.print(
+            f"{coverage.graded} of {coverage.planned} trials graded, average score {result.average_score():.3f}"
+        )
+    else:
+        print_result(result, console)
+        console.print(f"Report: {order.report}", soft_wrap=True, markup=False)
+    if serial is not None:
+        console.print(_comparison(result, serial))
+
+
+def _comparison(result: BenchmarkResult, serial: BenchmarkResult) -> str:
+    equal = "equal" if stable_bytes(result) == stable_bytes(serial) else "NOT equal"
+    return (
+        f"Serially, with no pool: {serial.wall_seconds:.1f} s against {result.wall_seconds:.1f} s, "
+        f"{serial.wall_seconds / result.wall_seconds:.2f} x; the reports are {equal} but for timings."
+    )
+
+
+def _document(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | None) -> dict[str, Any]:
+    coverage = result.coverage
+    pool: Any = result.pool
+    document = {
+        "session": result.session_id,
+        "planned": coverage.planned,
+        "graded": coverage.graded,
+        "not_graded": coverage.not_graded,
+        "average_score": result.average_score(),
+        "pass_at_k": {str(k): result.pass_at_k(k) for k in result.k_values},
+        "pass_hat_k": {str(k): result.pass_hat_k(k) for k in result.k_values},
+        "wall_s": result.wall_seconds,
+        "seed": result.seed,
+        "report": str(order.report),
+        "supervisor_pid": os.getpid(),
+        "pool": {
+            "size": pool.size,
+            "restarts": pool.restarts,
+            "fresh": pool.fresh,
+            "workers": [{"slot": w.slot, "pid": w.pid, "trials": w.trials} for w in pool.workers],
+        },
+        "tasks": {task_id: {"scores": task.scores} for task_id, task in result.task_results.items()},
+    }
+    if serial is not None:
+        document["compare_serial"] = {
+            "wall_s": serial.wall_seconds,
+            "speed_up": serial.wall_seconds / result.wall_seconds,
+            "equal": stable_bytes(result) == stable_bytes(serial),
+        }
+    return document

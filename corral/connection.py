@@ -1,0 +1,187 @@
+"""What a run works against: its interface, whatever it is, behind one set of asynchronous calls.
+
+A mapping or builder of environments gets a TrialService in this process, and a pool where one is asked for. Any other
+object is taken for a router: sync or async, ours or anyone's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from corral.crew import runs_on_loop
+from corral.errors import ConfigError
+from corral.plan import Plan
+from corral.pool.config import WorkerPoolConfig
+from corral.pool.supervisor import WorkerPool
+from corral.routers import AsyncLocalRouter, LocalRouter, SyncRouter
+from corral.runtime import describe
+from corral.scratch import scratch_folder
+from corral.service import ServiceLimits, TrialService
+from corral.settings import RunSettings
+from corral.source import EnvironmentSource
+from corral.threads import Bridge, call_blocking
+from corral.types import ConcurrencyConfig, TaskInfo, check_mode
+
+
+class Connection:
+    """A router, sync or async, and what is known of its tasks."""
+
+    def __init__(
+        self, router: Any, catalogue: Mapping[str, TaskInfo], *, pool: WorkerPool | None = None, fingerprint: str
+    ) -> None:
+        self.router = router
+        self.catalogue = dict(catalogue)
+        self.pool = pool
+        self.fingerprint = fingerprint
+        self.has_trials = hasattr(router, "create_trial")
+        create = getattr(router, "create_trial", None)
+        self._seeds = create is not None and "seed" in inspect.signature(create).parameters
+        self._bridge = Bridge()
+
+    async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of a router, on the loop or in a thread, as it wants."""
+        if inspect.iscoroutinefunction(method):
+            return await method(*args, **kwargs)
+        value = await call_blocking(partial(method, *args, **kwargs))
+        return await value if inspect.isawaitable(value) else value
+
+    async def open_trial(
+        self, task_id: str, run_id: str, episode_id: str | None, trial_index: int, tool_jobs: int, seed: int
+    ) -> dict[str, Any]:
+        """Open a trial runtime; without trial runtimes, the task's shared surface stands for it."""
+        if not self.has_trials:
+            return {"trial_runtime_id": None, "workspace": None}
+        more = {"seed": seed} if self._seeds else {}
+        opened: dict[str, Any] = await self.call(
+            self.router.create_trial, task_id, run_id, episode_id, trial_index, tool_jobs, **more
+        )
+        return opened
+
+    def bind(self, opened: Mapping[str, Any], task_id: str, settings: RunSettings) -> Any:
+        """The router of one open trial."""
+        if opened["trial_runtime_id"] is None:
+            return self.router
+        return self.router.for_trial(
+            opened["trial_runtime_id"], task_id, verbosity=settings.tool_verbosity, workspace=opened.get("workspace")
+        )
+
+    def interface_for(self, agent: Any, bound: Any) -> Any:
+        """The trial's router as the agent wants it: asynchronous on the loop, synchronous in a thread."""
+        is_async = inspect.iscoroutinefunction(bound.execute_tool)
+        if runs_on_loop(agent):
+            return bound if is_async else _InThreads(bound)
+        return SyncRouter(bound, self._bridge.call) if is_async else bound
+
+    async def close_trial(self, opened: Mapping[str, Any]) -> dict[str, Any]:
+        """Close a trial runtime; what its router says of it."""
+        if opened["trial_runtime_id"] is None:
+            return {}
+        closed = await self.call(self.router.close_trial, opened["trial_runtime_id"])
+        return closed if isinstance(closed, dict) else {}
+
+    async def close_episode(self, episode_id: str) -> None:
+        """Close an episode."""
+        if hasattr(self.router, "close_episode"):
+            await self.call(self.router.close_episode, episode_id)
+
+    def check(self, plan: Plan, limits: ConcurrencyConfig) -> None:
+        """ConfigError for a plan that this router cannot run."""
+        if self.has_trials:
+            return
+        wanted = None
+        if limits.per_task > 1:
+            wanted = "max_concurrency_per_task above 1"
+        elif plan.has_chains and limits.global_trials > 1:
+            wanted = "running chains of tasks concurrently"
+        if wanted:
+            name = type(self.router).__name__
+            raise ConfigError(f"{wanted} needs trial runtimes, and {name} has no create_trial")
+
+
+class _InThreads:
+    """An asynchronous view of a synchronous router."""
+
+    def __init__(self, router: Any) -> None:
+        self._router = router
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._router, name)
+        if not callable(value) or name in ("for_trial", "set_verbosity"):
+            return value
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await call_blocking(partial(value, *args, **kwargs))
+
+        return call
+
+
+def source_of(interface: Any) -> EnvironmentSource | None:
+    """The environments behind an interface that runs in-process; None for a router. ConfigError for anything else."""
+    if isinstance(interface, LocalRouter):
+        return interface.source
+    if hasattr(interface, "get_available_tasks"):
+        return None
+    if isinstance(interface, type):
+        raise ConfigError(f"interface must be an object, not the class {interface.__qualname__}: call it first")
+    if isinstance(interface, Mapping) or callable(interface):
+        return EnvironmentSource(interface)
+    raise ConfigError(
+        "interface must be a router, a mapping {task_id: Environment} or a function that returns one, "
+        f"not {interface!r}"
+    )
+
+
+@contextlib.asynccontextmanager
+async def connect(interface: Any, settings: RunSettings) -> AsyncIterator[Connection]:
+    """Open what the run works against, and close it."""
+    source = source_of(interface)
+    if source is None:
+        if settings.worker_pool is not None:
+            raise ConfigError(
+                "worker_pool needs an interface that runs in-process (environments or a builder); with a router the "
+                "pool belongs to its server: start that one with a pool"
+            )
+        yield await _connect_router(interface)
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        pool = None
+        if settings.worker_pool is not None:
+            # One worker at first: it says how many trials there are that could use more.
+            first = _resized(settings.worker_pool, 1)
+            pool = await stack.enter_async_context(WorkerPool(source.build, first))
+            catalogue = pool.catalogue
+        else:
+            catalogue = await call_blocking(lambda: describe(source.here()))
+        work_root = Path(stack.enter_context(scratch_folder()))
+        limits = ServiceLimits(settings.tool_timeout, settings.configure_timeout)
+        service = TrialService(source, catalogue, pool=pool, limits=limits, work_root=work_root)
+        stack.push_async_callback(service.aclose)
+        router = AsyncLocalRouter(service, verbosity=settings.tool_verbosity)
+        yield Connection(router, catalogue, pool=pool, fingerprint=source.fingerprint())
+
+
+def _resized(config: WorkerPoolConfig, size: int) -> WorkerPoolConfig:
+    from dataclasses import replace
+
+    return replace(config, size=size)
+
+
+async def _connect_router(router: Any) -> Connection:
+    connection = Connection(router, {}, fingerprint="router")
+    task_ids = await connection.call(router.get_available_tasks)
+    modes = await _ask(connection, "get_concurrency_modes", {})
+    graph = await _ask(connection, "get_dependency_graph", {})
+    for task_id in task_ids:
+        mode = check_mode(modes.get(task_id, "thread"), f"task {task_id!r}")
+        connection.catalogue[task_id] = TaskInfo(task_id, mode, tuple(graph.get(task_id, ())), configures=True)
+    return connection
+
+
+async def _ask(connection: Connection, name: str, otherwise: Any) -> Any:
+    method = getattr(connection.router, name, None)
+    return otherwise if method is None else await connection.call(method)

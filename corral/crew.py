@@ -1,0 +1,86 @@
+"""Where the agents of a run come from: one shared agent, or a factory that makes one for each attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from corral.errors import AgentError, ConfigError, ErrorRecord
+from corral.threads import call_blocking
+from corral.types import TrialContext, TrialKey
+
+AgentFactory = Callable[[TrialContext], Any]
+
+
+class Crew:
+    """Gives each attempt its agent."""
+
+    def __init__(self, agent: Any, factory: AgentFactory | None, *, enable_surrender: bool) -> None:
+        if agent is None and factory is None:
+            raise ConfigError("give an agent (agent=...) or a function that makes one (agent_factory=...)")
+        if factory is not None and not callable(factory):
+            raise ConfigError(f"agent_factory must be a function of a TrialContext, not {factory!r}")
+        self._agent = agent
+        self._factory = factory
+        self._enable_surrender = enable_surrender
+        self._waiting: dict[TrialKey, Any] = {}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all trials would use one agent object."""
+        return self._factory is None
+
+    @property
+    def label(self) -> str | None:
+        """The model's name, where it is known without making an agent."""
+        return model_of(self._agent if self._agent is not None else self._factory)
+
+    async def prepare(self, context: TrialContext) -> str | None:
+        """Make the first attempt's agent of a trial ahead of time; its model's name, if it has one.
+
+        A factory that raises is called again by ``hire``, where the trial can tell of it.
+        """
+        key = TrialKey(context.task_id, context.trial_index)
+        if key not in self._waiting:
+            with contextlib.suppress(AgentError):
+                self._waiting[key] = await self._make(context)
+        return model_of(self._waiting.get(key))
+
+    async def hire(self, context: TrialContext) -> Any:
+        """The agent for one attempt. AgentError if the factory raises."""
+        waiting = self._waiting.pop(TrialKey(context.task_id, context.trial_index), None)
+        return waiting if waiting is not None else await self._make(context)
+
+    async def _make(self, context: TrialContext) -> Any:
+        if self._factory is None:
+            agent = self._agent
+        else:
+            try:
+                if inspect.iscoroutinefunction(self._factory):
+                    agent = await self._factory(context)
+                else:
+                    agent = await call_blocking(self._factory, context)
+            except Exception as error:
+                record = ErrorRecord.of(error)
+                raise AgentError(f"the agent factory failed: {record}", record=record) from error
+        if not (hasattr(agent, "run_agent") or hasattr(agent, "arun_agent")):
+            raise AgentError(
+                f"the agent factory gave {agent!r}, which is no agent: it has neither run_agent nor arun_agent"
+            )
+        if hasattr(agent, "enable_surrender"):
+            agent.enable_surrender = self._enable_surrender
+        return agent
+
+
+def model_of(agent: Any) -> str | None:
+    """The name of an agent's model, if it has one."""
+    model = getattr(agent, "model", None)
+    return model if isinstance(model, str) else None
+
+
+def runs_on_loop(agent: Any) -> bool:
+    """Whether an agent wants the event loop and an asynchronous router."""
+    own_word = getattr(agent, "runs_on_loop", None)
+    return own_word if isinstance(own_word, bool) else not hasattr(agent, "run_agent")

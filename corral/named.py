@@ -1,0 +1,66 @@
+"""Objects named on a command line as MODULE:NAME."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from corral.errors import ConfigError
+
+
+def load_named(text: str, option: str) -> Any:
+    """The object that ``MODULE:NAME`` names; ConfigError naming ``option`` if there is none."""
+    module_name, name = _split(text, option)
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.startswith(error.name):
+            raise ConfigError(f"{option}: there is no module {error.name!r} (from {text!r})") from None
+        raise ConfigError(f"{option}: importing {module_name!r} failed: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{option}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise ConfigError(f"{option}: module {module_name!r} has no {name!r}")
+        value = getattr(value, part)
+    return value
+
+
+def _split(text: str, option: str) -> tuple[str, str]:
+    module_name, colon, name = text.partition(":")
+    if not (module_name and colon and name):
+        raise ConfigError(f"{option} must be MODULE:NAME, such as my_package.environments:build_envs, not {text!r}")
+    return module_name, name
+
+
+@dataclass(frozen=True)
+class NamedBuilder:
+    """A builder that is imported where it is called: in the workers, not in the supervisor."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        module_name, _ = _split(self.text, "--envs")
+        try:
+            found = importlib.util.find_spec(module_name) is not None
+        except ImportError:
+            found = False
+        if not found:
+            raise ConfigError(f"--envs: there is no module {module_name!r} (from {self.text!r})")
+
+    @property
+    def __qualname__(self) -> str:
+        """What the builder is called in messages."""
+        return self.text.partition(":")[2]
+
+    @property
+    def __module__(self) -> str:  # type: ignore[override]
+        """Where it is, in messages."""
+        return self.text.partition(":")[0]
+
+    def __call__(self) -> Mapping[str, Any]:
+        """Import the builder and call it."""
+        return load_named(self.text, "--envs")()  # type: ignore[no-any-return]

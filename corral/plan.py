@@ -1,0 +1,58 @@
+"""Which trials a run consists of, and in which order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from corral.episode import Episode
+from corral.errors import ConfigError, TaskGraphError
+from corral.tasks import connected_components, missing_parents, topological_order
+from corral.types import TaskInfo, TrialKey
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The tasks in the order in which they are run and reported, parents first, and the number of rounds."""
+
+    tasks: dict[str, TaskInfo]
+    trials_per_task: int
+
+    @property
+    def size(self) -> int:
+        """Trials in all."""
+        return len(self.tasks) * self.trials_per_task
+
+    @property
+    def has_chains(self) -> bool:
+        """Whether a task uses another one's output."""
+        return any(info.parents for info in self.tasks.values())
+
+    def trials(self) -> Iterator[TrialKey]:
+        """Every trial: round by round, in each round every task."""
+        return (TrialKey(task_id, index) for index in range(self.trials_per_task) for task_id in self.tasks)
+
+    def episodes(self) -> Iterator[Episode]:
+        """Every episode: round by round, in each round every group of linked tasks."""
+        parents = {task_id: info.parents for task_id, info in self.tasks.items()}
+        groups = connected_components(parents)
+        for index in range(self.trials_per_task):
+            for group in groups:
+                yield Episode(f"{group[0]}#{index}", index, {task_id: parents[task_id] for task_id in group})
+
+
+def make_plan(catalogue: Mapping[str, TaskInfo], selection: tuple[str, ...] | None, trials_per_task: int) -> Plan:
+    """The plan for the selected tasks (None: all). ConfigError for unknown ones, TaskGraphError for missing parents."""
+    if not catalogue:
+        raise ConfigError("there are no tasks: the environments are empty")
+    chosen = list(catalogue) if selection is None else list(selection)
+    if unknown := [task for task in chosen if task not in catalogue]:
+        known = ", ".join(map(repr, list(catalogue)[:20])) + (" ..." if len(catalogue) > 20 else "")
+        raise ConfigError(f"unknown task ids: {', '.join(map(repr, unknown))}; known: {known}")
+    parents = {task_id: info.parents for task_id, info in catalogue.items()}
+    topological_order(parents)  # a cycle anywhere is an error of the environments, selected or not
+    if missing := missing_parents(parents, chosen):
+        lines = "; ".join(f"{task!r} needs {', '.join(map(repr, needed))}" for task, needed in missing.items())
+        raise TaskGraphError(f"the selection leaves out tasks whose outputs others need: {lines}")
+    order = topological_order({task_id: parents[task_id] for task_id in chosen})
+    return Plan({task_id: catalogue[task_id] for task_id in order}, trials_per_task)

@@ -1,0 +1,8 @@
+"""``python -m corral.pool``: run a benchmark on a worker pool. Workers import this file too, so it does nothing then."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    from corral.cli import main
+
+    raise SystemExit(main())

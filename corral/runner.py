@@ -1,0 +1,395 @@
+"""CorralRunner: composes a run. The one place that opens its task group.
+
+interface ── Connection ─┐
+arguments ── RunSettings ┼─> Plan ─> Scheduler ─> TrialDriver ─> Collector ─> Journal ─> BenchmarkResult
+agent     ── Crew ───────┘
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import anyio
+
+from corral.attempt import RunIdentity, TrialDriver
+from corral.collector import Collector
+from corral.connection import Connection, connect, source_of
+from corral.crew import AgentFactory, Crew
+from corral.episode import Episode, Unreachable
+from corral.errors import ConfigError, FailureKind
+from corral.journal import Header, Journal, check_same, from_record, new_session_id
+from corral.plan import Plan, make_plan
+from corral.pool.entry import importing_main
+from corral.report.progress import Progress, choose
+from corral.report.result import BenchmarkResult
+from corral.scheduler import Job, Scheduler
+from corral.settings import RunSettings, check_settings
+from corral.threads import call_blocking
+from corral.types import ConcurrencyConfig, TaskTrialResult, TrialKey
+from corral.unwrap import unwrapped
+
+TICK = 1.0
+"""Seconds between two looks at the pool for the progress display."""
+
+UNGUARDED = """a run was started while a worker imported your script. Guard the script, so that it starts the run only \
+when it is run itself:
+
+    if __name__ == "__main__":
+        runner.bench(...)
+"""
+
+
+class CorralRunner:
+    """Runs benchmarks of an agent against environments.
+
+    ``interface`` is a router (of an environment server, or a LocalRouter), a mapping ``{task_id: Environment}``, or a
+    function without arguments that returns such a mapping. Give ``agent_factory``, called once per attempt with a
+    TrialContext, or, for runs of one trial at a time, one ``agent``; an agent beside a factory only labels the run.
+    """
+
+    def __init__(
+        self,
+        interface: Any,
+        agent: Any = None,
+        *,
+        agent_factory: AgentFactory | None = None,
+        checkpoint_dir: str | PathLike[str] = "./benchmark_checkpoints",
+        concurrency: ConcurrencyConfig | None = None,
+        enable_surrender: bool = False,
+        metrics: Iterable[Any] | None = None,
+    ) -> None:
+        source_of(interface)  # refused here already if it is no interface at all
+        self._interface = interface
+        self._crew = Crew(agent, agent_factory, enable_surrender=enable_surrender)
+        self._checkpoint_dir = Path(checkpoint_dir)
+        self._concurrency = concurrency
+        self._metrics = tuple(metrics or ())
+
+    def bench(
+        self,
+        task_ids: Iterable[str] | None = None,
+        trials_per_task: int = 1,
+        k_values: Iterable[int] | None = None,
+        *,
+        max_concurrency: int = 1,
+        max_concurrency_per_task: int = 1,
+        concurrency: ConcurrencyConfig | None = None,
+        worker_pool: Any = False,
+        session_id: str | None = None,
+        run_name: str | None = None,
+        resume: bool = True,
+        retry_errors: bool = False,
+        retries: int = 1,
+        seed: int | None = None,
+        trial_timeout: float | None = None,
+        tool_timeout: float | None = None,
+        configure_timeout: float | None = None,
+        tool_verbosity: str | None = None,
+        verbose: bool = False,
+        progress: Any = None,
+    ) -> BenchmarkResult:
+        """Run the benchmark in an event loop of its own. See ``abench`` for the arguments.
+
+        Raises RuntimeError inside a running event loop: await ``abench`` there.
+        """
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        if importing_main():
+            raise ConfigError(UNGUARDED)
+        if _in_event_loop():
+            raise RuntimeError("bench() was called in a running event loop: use `await runner.abench(...)` there")
+        return anyio.run(partial(self.abench, **arguments))
+
+    async def abench(
+        self,
+        task_ids: Iterable[str] | None = None,
+        trials_per_task: int = 1,
+        k_values: Iterable[int] | None = None,
+        *,
+        max_concurrency: int = 1,
+        max_concurrency_per_task: int = 1,
+        concurrency: ConcurrencyConfig | None = None,
+        worker_pool: Any = False,
+        session_id: str | None = None,
+        run_name: str | None = None,
+        resume: bool = True,
+        retry_errors: bool = False,
+        retries: int = 1,
+        seed: int | None = None,
+        trial_timeout: float | None = None,
+        tool_timeout: float | None = None,
+        configure_timeout: float | None = None,
+        tool_verbosity: str | None = None,
+        verbose: bool = False,
+        progress: Any = None,
+    ) -> BenchmarkResult:
+        """Run ``trials_per_task`` trials of every task (or of ``task_ids``) and return the result.
+
+        Args:
+            task_ids: the tasks to run; None for all.
+            trials_per_task: trials of each task.
+            k_values: the k for which the report gives pass@k and pass^k; at most ``trials_per_task``.
+            max_concurrency: trials at once.
+            max_concurrency_per_task: trials of one task at once.
+            concurrency: all limits in one; takes the place of the runner's own and of the two above.
+            worker_pool: False, True (a size that fits), a number of workers, or a WorkerPoolConfig.
+            session_id: names the session; with ``resume`` a recorded one goes on where it stopped.
+            run_name: a label for the report.
+            resume: False refuses a session that already has results.
+            retry_errors: run the recorded trials that were not graded again.
+            retries: further attempts of a trial after a failure of the machinery.
+            seed: the session's seed; drawn when None. A resumed session keeps its own.
+            trial_timeout: seconds that a trial may take once its environment is open.
+            tool_timeout: seconds that one tool call may take.
+            configure_timeout: seconds that ``configure_additional_apps`` may take.
+            tool_verbosity: how much tool descriptions say: "minimal", "brief" or "full".
+            verbose: show progress even where the output is no terminal.
+            progress: True, False, a function called with each recorded trial, or a Progress.
+
+        Raises:
+            ConfigError: (a ValueError) for arguments that cannot be used; nothing was started.
+            EnvStartError: the environments could not be loaded at all.
+            JournalError: the session's files cannot be read or written.
+        """
+        if importing_main():
+            raise ConfigError(UNGUARDED)
+        limits = concurrency if concurrency is not None else self._concurrency
+        settings = check_settings(
+            task_ids=task_ids, trials_per_task=trials_per_task, k_values=k_values, max_concurrency=max_concurrency,
+            max_concurrency_per_task=max_concurrency_per_task, concurrency=limits, worker_pool=worker_pool,
+            session_id=session_id, run_name=run_name, resume=resume, retry_errors=retry_errors, retries=retries,
+            seed=seed, trial_timeout=trial_timeout, tool_timeout=tool_timeout, configure_timeout=configure_timeout,
+            tool_verbosity=tool_verbosity, verbose=verbose, progress=progress,
+        )  # fmt: skip
+        if settings.limits.global_trials > 1 and self._crew.is_shared:
+            raise ConfigError(
+                "Concurrent benchmarking needs a fresh agent per trial: give CorralRunner an agent_factory, such as "
+                "agent_factory=lambda context: MyAgent(...), instead of one shared agent"
+            )
+        display = choose(settings.progress)
+        with unwrapped():
+            return await self._bench(settings, display)
+
+    async def _bench(self, settings: RunSettings, display: Progress) -> BenchmarkResult:
+        began = time.monotonic()
+        async with connect(self._interface, settings) as connection:
+            plan = make_plan(connection.catalogue, settings.task_ids, settings.trials_per_task)
+            connection.check(plan, settings.limits)
+            session = _Session(self._checkpoint_dir, settings, plan, connection, self._crew)
+            async with session.opened(display):
+                await session.run(display)
+                pool = connection.pool.statistics() if connection.pool else None
+            return BenchmarkResult.collect(
+                session.session_id,
+                plan.tasks,
+                session.results.values(),
+                trials_per_task=settings.trials_per_task,
+                k_values=settings.k_values,
+                run_name=settings.run_name,
+                seed=session.seed,
+                pool=pool,
+                wall_seconds=time.monotonic() - began,
+                settings=settings.described(),
+                journal=session.journal_path,
+                metrics=self._metrics,
+            )
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """What is left to do."""
+
+    jobs: list[Job]
+    recorded: dict[TrialKey, bool]
+    """Trials with a record, and whether they succeeded."""
+
+
+class _Session:
+    """One session while it runs: its journal, its results so far, and the run of what is left."""
+
+    def __init__(
+        self, checkpoint_dir: Path, settings: RunSettings, plan: Plan, connection: Connection, crew: Crew
+    ) -> None:
+        self.session_id = settings.session_id or new_session_id(datetime.now().astimezone(), SystemRandom())
+        self.seed = settings.seed if settings.seed is not None else secrets.randbits(63)
+        self.results: dict[TrialKey, TaskTrialResult] = {}
+        self._directory = checkpoint_dir / self.session_id
+        self._settings = settings
+        self._plan = plan
+        self._connection = connection
+        self._crew = crew
+        self._collector: Collector
+        self.journal_path: Path | None = None
+        self._recorded_header: Header
+        self._run_id = f"run_{secrets.token_hex(8)}"
+
+    # ---- the journal ----
+
+    @asynccontextmanager
+    async def opened(self, display: Progress) -> AsyncIterator[None]:
+        """Create or resume the session's journal, and close it."""
+        async with AsyncExitStack() as stack:
+            journal = await call_blocking(self._find)
+            if journal is not None:
+                stack.callback(journal.close)
+            model = await self._label()
+            if journal is None:
+                journal = await call_blocking(Journal.create, self._directory, self._header(model))
+                stack.callback(journal.close)
+            else:
+                most = max((key.trial_index + 1 for key in self.results), default=0)
+                check_same(self._recorded_header, *self._identity_parts(model), recorded_trials=most)
+            self.journal_path = journal.path
+
+            def recorded(result: TaskTrialResult) -> None:
+                self.results[result.key] = result
+                display.recorded(result)
+
+            collector = Collector(journal, recorded, recorded=list(self.results))
+            self._collector = await stack.enter_async_context(collector)
+            yield
+
+    def _find(self) -> Journal | None:
+        """The recorded session, if there is one: its seed and its results are this run's from now on."""
+        if not Journal.exists(self._directory):
+            return None
+        if not self._settings.resume:
+            raise ConfigError(
+                f"session {self.session_id!r} has results in {self._directory} already, and resume is off: "
+                "resume it, or start a new session under another id"
+            )
+        journal, self._recorded_header, records = Journal.open_existing(self._directory)
+        self.seed = self._recorded_header.plan["seed"]
+        self.results = {result.key: result for result in map(from_record, records)}
+        return journal
+
+    async def _label(self) -> str | None:
+        """The model's name: the crew's word, else that of the first agent that is needed, else the recorded one."""
+        if self._crew.label is not None or self._crew.is_shared:
+            return self._crew.label
+        for key in self._plan.trials():
+            if not self._is_settled(key):
+                return await self._crew.prepare(self.identity.context(key))
+        recorded: str | None = self._recorded_header.fingerprint.get("model")
+        return recorded
+
+    def _is_settled(self, key: TrialKey) -> bool:
+        """Whether a trial has a record that stands."""
+        result = self.results.get(key)
+        return result is not None and (result.graded or not self._settings.retry_errors)
+
+    def _identity_parts(self, model: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What must be the same when the session is resumed: the plan, and what it is run with."""
+        plan = {
+            "task_ids": list(self._plan.tasks),
+            "trials_per_task": self._plan.trials_per_task,
+            "seed": self._settings.seed,
+        }
+        fingerprint = {
+            "model": model,
+            "environments": self._connection.fingerprint,
+            "tasks": {task_id: info.digest for task_id, info in self._plan.tasks.items()},
+        }
+        return plan, fingerprint
+
+    def _header(self, model: str | None) -> Header:
+        plan, fingerprint = self._identity_parts(model)
+        return Header.new(self.session_id, {**plan, "seed": self.seed}, fingerprint, datetime.now().astimezone())
+
+    @property
+    def identity(self) -> RunIdentity:
+        """What all trials of this run have in common."""
+        return RunIdentity(self.session_id, self._run_id, self.seed)
+
+    # ---- the run ----
+
+    async def run(self, display: Progress) -> None:
+        """Run what has no record yet."""
+        pending = await self._pending()
+        display.planned(self._plan.size, len(pending.recorded))
+        driver = TrialDriver(self._connection, self._settings, self._crew, self.identity, display)
+
+        async def run_trial(job: Job, configured: Any) -> TaskTrialResult:
+            result = await driver.run(job, configured)
+            return await self._collector.record(result, replaces=job.key in self.results)
+
+        async def close_episode(episode: Episode) -> None:
+            with suppress(LookupError):  # none of its tasks was ever opened
+                await self._connection.close_episode(episode.episode_id)
+
+        scheduler = Scheduler(
+            self._settings.limits,
+            slots=self._grow_pool(pending.jobs),
+            run_trial=run_trial,
+            skip_trial=self._skip,
+            close_episode=close_episode,
+        )
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._tell, display, scheduler)
+                await scheduler.run(pending.jobs, pending.recorded)
+                tasks.cancel_scope.cancel()
+        finally:
+            display.finished()
+
+    async def _pending(self) -> _Pending:
+        jobs: list[Job] = []
+        now = time.monotonic()
+        for episode in self._plan.episodes():
+            for task_id in episode.tasks:
+                key = TrialKey(task_id, episode.trial_index)
+                jobs.append(Job(key, self._plan.tasks[task_id], episode, len(jobs), planned_at=now))
+        if self._settings.limits.per_model:
+            for job in jobs:
+                if not self._is_settled(job.key):
+                    job.model = await self._crew.prepare(self.identity.context(job.key))
+        settled = {key: result.success for key, result in self.results.items() if self._is_settled(key)}
+        return _Pending(jobs, settled)
+
+    def _grow_pool(self, jobs: list[Job]) -> int | None:
+        pool = self._connection.pool
+        if pool is None or self._settings.worker_pool is None:
+            return None
+        to_run = sum(job.info.mode == "process" and job.key not in self.results for job in jobs)
+        wanted = self._settings.worker_pool.size or min(self._settings.limits.global_trials, to_run)
+        pool.resize(max(1, wanted))
+        return pool.size
+
+    async def _skip(self, job: Job, lost: Unreachable) -> None:
+        message = f"not run: it needs the output of task {lost.broken_by!r}, which did not succeed"
+        state = {"task_id": job.key.task_id, "unreachable": True, "missing_dependency": lost.broken_by}
+        result = TaskTrialResult.not_graded(job.key, FailureKind.NOT_RUN, message, state=state)
+        await self._collector.record(result, replaces=job.key in self.results)
+
+    async def _tell(self, display: Progress, scheduler: Scheduler) -> None:
+        """Keep the display informed of what no trial tells."""
+        tick = getattr(display, "tick", None)
+        while True:
+            if self._connection.pool is not None:
+                display.pool(self._connection.pool.statistics())
+            display.waiting({"waiting": scheduler.waiting} if scheduler.waiting else {})
+            if tick is not None:
+                tick()
+            await anyio.sleep(TICK)
+
+
+def _in_event_loop() -> bool:
+    """Whether the caller runs inside an event loop of asyncio or trio."""
+    try:
+        anyio.get_current_task()
+    except (RuntimeError, LookupError):
+        pass
+    else:
+        return True
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())

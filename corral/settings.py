@@ -1,0 +1,143 @@
+"""What ``bench`` was asked for, checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from corral.errors import ConfigError
+from corral.journal import check_session_id
+from corral.pool.config import WorkerPoolConfig
+from corral.types import ConcurrencyConfig, Verbosity, check_count, check_seconds, check_verbosity
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The arguments of ``bench``, valid and complete. ``check`` makes one from what the user gave."""
+
+    task_ids: tuple[str, ...] | None
+    trials_per_task: int
+    k_values: tuple[int, ...]
+    limits: ConcurrencyConfig
+    worker_pool: WorkerPoolConfig | None
+    session_id: str | None
+    run_name: str | None
+    resume: bool
+    retry_errors: bool
+    retries: int
+    seed: int | None
+    trial_timeout: float | None
+    tool_timeout: float | None
+    configure_timeout: float | None
+    tool_verbosity: Verbosity
+    progress: Any
+
+    def described(self) -> dict[str, Any]:
+        """What of it the report tells."""
+        return {
+            "max_concurrency": self.limits.global_trials,
+            "max_concurrency_per_task": self.limits.per_task,
+            "per_model": dict(self.limits.per_model or {}),
+            "tool_jobs_per_trial": self.limits.tool_jobs_per_trial,
+            "configure_apps": self.limits.configure_apps,
+            "worker_pool": self.worker_pool is not None,
+            "reuse": self.worker_pool.reuse if self.worker_pool else None,
+            "retries": self.retries,
+            "trial_timeout": self.trial_timeout,
+            "tool_timeout": self.tool_timeout,
+            "configure_timeout": self.configure_timeout,
+        }
+
+
+def check_settings(
+    *,
+    task_ids: Any,
+    trials_per_task: Any,
+    k_values: Any,
+    max_concurrency: Any,
+    max_concurrency_per_task: Any,
+    concurrency: Any,
+    worker_pool: Any,
+    session_id: Any,
+    run_name: Any,
+    resume: Any,
+    retry_errors: Any,
+    retries: Any,
+    seed: Any,
+    trial_timeout: Any,
+    tool_timeout: Any,
+    configure_timeout: Any,
+    tool_verbosity: Any,
+    verbose: Any,
+    progress: Any,
+) -> RunSettings:
+    """Settings from what the user gave; ConfigError naming the first argument that cannot be used."""
+    trials = check_count(trials_per_task, "trials_per_task")
+    return RunSettings(
+        task_ids=_check_tasks(task_ids),
+        trials_per_task=trials,
+        k_values=_check_k(k_values, trials),
+        limits=_check_limits(concurrency, max_concurrency, max_concurrency_per_task),
+        worker_pool=_check_pool(worker_pool),
+        session_id=None if session_id is None else check_session_id(session_id),
+        run_name=None if run_name is None else str(run_name),
+        resume=bool(resume),
+        retry_errors=bool(retry_errors),
+        retries=check_count(retries, "retries", least=0),
+        seed=None if seed is None else check_count(seed, "seed", least=0),
+        trial_timeout=check_seconds(trial_timeout, "trial_timeout"),
+        tool_timeout=check_seconds(tool_timeout, "tool_timeout"),
+        configure_timeout=check_seconds(configure_timeout, "configure_timeout"),
+        tool_verbosity="brief" if tool_verbosity is None else check_verbosity(tool_verbosity),
+        progress=True if progress is None and verbose else progress,
+    )
+
+
+def _check_tasks(task_ids: Any) -> tuple[str, ...] | None:
+    if task_ids is None:
+        return None
+    if isinstance(task_ids, str) or not isinstance(task_ids, Sequence):
+        raise ConfigError(f"task_ids must be a list of task ids, not {task_ids!r}")
+    if not task_ids:
+        raise ConfigError("task_ids is empty: leave it out to run every task")
+    if wrong := [task for task in task_ids if not isinstance(task, str)]:
+        raise ConfigError(f"task_ids must hold texts, not {wrong[0]!r}")
+    if twice := sorted({task for task in task_ids if list(task_ids).count(task) > 1}):
+        raise ConfigError(f"task_ids names a task twice: {', '.join(map(repr, twice))}")
+    return tuple(task_ids)
+
+
+def _check_k(k_values: Any, trials: int) -> tuple[int, ...]:
+    if k_values is None:
+        return tuple(sorted({1, trials}))
+    if isinstance(k_values, str) or not isinstance(k_values, Sequence) or not k_values:
+        raise ConfigError(f"k_values must be a list of whole numbers, not {k_values!r}")
+    for k in k_values:
+        if check_count(k, "k_values") > trials:
+            raise ConfigError(f"k_values: k = {k} needs at least {k} trials per task, and trials_per_task is {trials}")
+    return tuple(dict.fromkeys(k_values))
+
+
+def _check_limits(concurrency: Any, trials: Any, per_task: Any) -> ConcurrencyConfig:
+    if concurrency is None:
+        check_count(trials, "max_concurrency")
+        check_count(per_task, "max_concurrency_per_task")
+        return ConcurrencyConfig(global_trials=trials, per_task=per_task)
+    if not isinstance(concurrency, ConcurrencyConfig):
+        raise ConfigError(f"concurrency must be a ConcurrencyConfig, not {concurrency!r}")
+    return concurrency
+
+
+def _check_pool(worker_pool: Any) -> WorkerPoolConfig | None:
+    if worker_pool is False or worker_pool is None:
+        return None
+    if worker_pool is True:
+        return WorkerPoolConfig()
+    if isinstance(worker_pool, WorkerPoolConfig):
+        return worker_pool
+    if isinstance(worker_pool, int):
+        return WorkerPoolConfig(size=worker_pool)
+    raise ConfigError(
+        f"worker_pool must be True, False, a number of workers or a WorkerPoolConfig, not {worker_pool!r}"
+    )
