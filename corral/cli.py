@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, NoReturn
+from typing import Any
 
 import anyio
 from rich.console import Console
@@ -26,6 +25,7 @@ from corral.report.rendering import print_result
 from corral.report.result import BenchmarkResult
 from corral.runner import CorralRunner
 from corral.types import TrialContext
+from corral.unwrap import unwrapped
 
 WETLAB = "corral.envs.wetlab:build_envs"
 WETLAB_EXPERT = "corral.envs.wetlab.agents:expert_agent"
@@ -136,7 +136,7 @@ def _order(options: argparse.Namespace) -> _Order:
         "retries": options.retries,
         "trial_timeout": options.trial_timeout,
         "tool_timeout": options.tool_timeout,
-        "progress": False if options.quiet else True,
+        "progress": not options.quiet,
     }
     report = Path(options.report) if options.report else Path(options.checkpoint_dir) / session / "report.json"
     return _Order(runner, bench, pool, session, report, options)
@@ -196,10 +196,11 @@ class _Stop:
 
 async def _run(order: _Order, stop: _Stop) -> int:
     status = EXIT_NOT_GRADED
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop.watch, tasks.cancel_scope)
-        status = await _bench(order)
-        tasks.cancel_scope.cancel()
+    with unwrapped():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop.watch, tasks.cancel_scope)
+            status = await _bench(order)
+            tasks.cancel_scope.cancel()
     if stop.signal is not None:
         raise _Interrupted
     return status
@@ -224,7 +225,7 @@ async def _serial(order: _Order, result: BenchmarkResult) -> BenchmarkResult:
 def _print(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | None) -> None:
     options = order.options
     if options.json:
-        print(dump(_document(order, result, serial)))
+        sys.stdout.write(dump(_document(order, result, serial)) + "\n")
         return
     console = Console(highlight=False)
     if options.quiet:

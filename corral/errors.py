@@ -12,6 +12,8 @@ The class writes the sentence; a raise site passes facts only. Who is to blame s
     │   ├── WorkerDied                    the trial process ended by itself (exit code or signal)
     │   ├── MemoryExceeded                ended because its process tree passed the memory limit
     │   ├── DeadlineExceeded              ended because a time limit passed
+    │   │   ├── ToolTimeout               of one tool call
+    │   │   └── ConfigureTimeout          of configure_additional_apps
     │   ├── EnvStartError                 the environment could not be loaded, built or set up
     │   ├── ToolError                     a tool broke the trial (it asked the process to exit)
     │   ├── AgentError                    the agent raised

@@ -40,27 +40,18 @@ def _split(text: str, option: str) -> tuple[str, str]:
 class NamedBuilder:
     """A builder that is imported where it is called: in the workers, not in the supervisor."""
 
-    text: str
+    label: str
+    """``MODULE:NAME``"""
 
     def __post_init__(self) -> None:
-        module_name, _ = _split(self.text, "--envs")
+        module_name, _ = _split(self.label, "--envs")
         try:
             found = importlib.util.find_spec(module_name) is not None
         except ImportError:
             found = False
         if not found:
-            raise ConfigError(f"--envs: there is no module {module_name!r} (from {self.text!r})")
-
-    @property
-    def __qualname__(self) -> str:
-        """What the builder is called in messages."""
-        return self.text.partition(":")[2]
-
-    @property
-    def __module__(self) -> str:  # type: ignore[override]
-        """Where it is, in messages."""
-        return self.text.partition(":")[0]
+            raise ConfigError(f"--envs: there is no module {module_name!r} (from {self.label!r})")
 
     def __call__(self) -> Mapping[str, Any]:
         """Import the builder and call it."""
-        return load_named(self.text, "--envs")()  # type: ignore[no-any-return]
+        return load_named(self.label, "--envs")()  # type: ignore[no-any-return]

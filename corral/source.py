@@ -51,6 +51,8 @@ class EnvironmentSource:
 
 def describe_builder(build: Callable[..., Any]) -> str:
     """``module:name`` of a builder, for messages and fingerprints."""
+    if isinstance(label := getattr(build, "label", None), str):
+        return label
     name = getattr(build, "__qualname__", None) or type(build).__qualname__
     return f"{getattr(build, '__module__', None) or type(build).__module__}:{name}"
 

@@ -288,6 +288,18 @@ def test_a_tool_closed_over_self_is_moved_with_a_copied_prototype() -> None:
     assert made.get_tools()["who"].run({}) is made
 
 
+def test_arguments_that_are_one_object_stay_one() -> None:
+    class Both(Plain):
+        def __init__(self, a: list[Any], b: dict[str, Any]) -> None:
+            super().__init__("t")
+            self.a, self.b = a, b
+
+    shared: list[Any] = []
+    made = Both(shared, {"in": shared}).new_instance()
+    assert made.a is made.b["in"]
+    assert made.a is not shared
+
+
 def test_a_copy_that_fails_half_way_spoils_no_other() -> None:
     inner: list[Any] = [1, threading.Lock()]
 

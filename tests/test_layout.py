@@ -30,8 +30,8 @@ LAYERS: list[set[str]] = [
     {"envs.*", "episode", "journal", "plan", "planner", "pool.*"},
     {"collector", "crew", "hosts", "report.*", "routers", "scheduler", "service", "settings"},
     {"agents.*", "server"},
-    {"envs.wetlab.agents", "runner"},
-    {"pool.__main__"},
+    {"attempt", "connection", "envs.wetlab.agents", "runner"},
+    {"cli", "named", "pool.__main__"},
 ]  # fmt: skip
 """From the bottom up. A module imports from its own layer and those below; within a layer there are no cycles."""
 

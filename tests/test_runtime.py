@@ -506,6 +506,14 @@ def test_a_close_that_fails_is_a_warning(root: Path, error: BaseException) -> No
         lab.prompt()
 
 
+def test_the_authors_close_is_called_once(root: Path) -> None:
+    Lab.closed.clear()
+    lab = open_lab(root)
+    lab.close()
+    lab.close()
+    assert Lab.closed == ["lab/1#0"]
+
+
 def test_closing_does_not_wait_for_a_call_that_hangs(root: Path) -> None:
     entered, go, outcome = threading.Event(), threading.Event(), []
 

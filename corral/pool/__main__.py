@@ -1,4 +1,4 @@
-"""``python -m corral.pool``: run a benchmark on a worker pool. Workers import this file too, so it does nothing then."""
+"""``python -m corral.pool``: run a benchmark on a pool. Workers import this file too, so it does nothing then."""
 
 from __future__ import annotations
 

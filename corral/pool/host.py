@@ -33,7 +33,7 @@ from socket import socketpair
 from typing import NoReturn
 
 from corral.environment import Environment
-from corral.errors import EnvStartError, ErrorRecord, ProtocolError, describe_exit
+from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, describe_exit
 from corral.pool import guards, trial_process
 from corral.pool.link import Link
 from corral.pool.wire import (
@@ -132,7 +132,7 @@ class Host:
                 spawned = request.fresh == "spawn"
                 answer = self._ask_spare(self._start_spare()) if spawned else self._load_here(request)
             except BaseException as error:
-                self._link.send(LoadFailed(trial_process.root_record(error)))
+                self._link.send(trial_process.load_failed(error))
                 return False
         if not spawned and answer.fresh == "spawn":
             self._start_spare()
@@ -273,6 +273,8 @@ class Host:
         self._spare = None
         spare.process.wait()
         what = f"the interpreter {describe_exit(spare.process.returncode)}"
+        if isinstance(answer, LoadFailed) and answer.refused:
+            raise ConfigError(answer.record.message)
         record = answer.record if isinstance(answer, LoadFailed) else ErrorRecord("ProcessEnded", what)
         raise EnvStartError.because("loading the environments in a new interpreter", record)
 

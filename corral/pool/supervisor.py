@@ -177,10 +177,12 @@ class WorkerPool:
     async def _keep(self, slot: Slot) -> None:
         """Keep a worker on ``slot``: start it, wait until it is gone, start the next one."""
         failures = 0
-        while not self._closing:
+        while not self._is_closing():
             try:
                 worker = await self._start_worker(slot)
             except (EnvStartError, ConfigError, ProtocolError) as error:
+                if self._is_closing():  # it was killed, or its connection closed, on purpose
+                    return
                 failures += 1
                 slot.error = error if isinstance(error, EnvStartError) else EnvStartError(str(error))
                 slot.advance(WorkerEvent.DIED)
@@ -197,6 +199,9 @@ class WorkerPool:
             if slot.state is not WorkerState.STOPPED:
                 slot.advance(WorkerEvent.DIED)
             slot.restarts += 1
+
+    def _is_closing(self) -> bool:
+        return self._closing
 
     async def _start_worker(self, slot: Slot) -> Worker:
         slot.advance(WorkerEvent.START)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from corral.environment import Environment
-from corral.errors import ErrorRecord, NotFound, ProtocolError, SerializationError, ToolError, TrialError
+from corral.errors import ConfigError, ErrorRecord, NotFound, ProtocolError, SerializationError, ToolError, TrialError
 from corral.pool import guards
 from corral.pool.link import Link
 from corral.pool.wire import (
@@ -144,11 +144,13 @@ def _load_spare(control: Link, builder: bytes) -> Mapping[str, Environment]:
         environments: Mapping[str, Environment] = load(pickle.loads(builder))
         control.send(Loaded(describe(environments), "spawn"))
     except BaseException as error:
-        control.send(LoadFailed(root_record(error)))
+        control.send(load_failed(error))
         os._exit(1)
     return environments
 
 
-def root_record(error: BaseException) -> ErrorRecord:
-    """The record of the exception that loading raised, not of the one that reports it."""
-    return (error.record if isinstance(error, TrialError) else None) or ErrorRecord.of(error)
+def load_failed(error: BaseException) -> LoadFailed:
+    """What to report of loading: the exception that it raised, not the one that says so."""
+    record = error.record if isinstance(error, TrialError) else None
+    cause = error.__cause__ or error
+    return LoadFailed(record or ErrorRecord.of(error), refused=isinstance(cause, ConfigError))

@@ -99,9 +99,10 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """From a worker: building the environments raised."""
+    """From a worker: building the environments raised. ``refused``: Corral refused them, with a ConfigError."""
 
     record: ErrorRecord
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,8 @@ class Worker:
             return answer
         await self.kill()
         if isinstance(answer, LoadFailed):
+            if answer.refused:
+                raise ConfigError(answer.record.message)
             raise EnvStartError.because(f"{what}, in a worker,", answer.record)
         raise ProtocolError(f"a worker answered with a {type(answer).__name__}")
 

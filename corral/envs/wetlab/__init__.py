@@ -11,9 +11,9 @@ One task by hand::
     env.bench.split("sample", "a", 2)
     env.bench.add("a", "HCl 6M", 0.5)
     # {'vessel': 'a', 'volume_ml': 2.5, 'solution': 'colourless',
-    #  'precipitates': [{'colour': 'white', 'amount': 'heavy'}], 'gas': []}
+    #  'precipitates': [{'colour': 'white', 'amount': 'heavy'}, {'colour': 'black', 'amount': 'slight'}], 'gas': []}
     env.state.submitted_answer = "Ag+, Pb+2"
-    print(env.score(), env.state.feedback)
+    print(env.score(), env.state.feedback)  # 0.5: precision and recall are a half each
 
 Modules: `engine` (PHREEQC, the database), `stock` (ions and reagents), `looks` (what is seen), `bench` (vessels and
 operations), `column` (the packed column), `tasks`, `answers`, `environment`, `agents` (a scripted expert and a
@@ -38,7 +38,12 @@ __all__ = ["build_envs"]
 
 def build_envs(seed: int = 0) -> dict[str, Environment]:
     """The benchmark's environments by task id. Loads the engine, once, for every trial forked from here."""
+    try:
+        from corral.envs.wetlab.engine import database
+    except ImportError as error:
+        raise ImportError("the wetlab environments need PHREEQC: pip install 'corral[wetlab]'") from error
     from corral.envs.wetlab.environment import WetlabEnvironment
     from corral.envs.wetlab.tasks import default_tasks
 
+    database()
     return {name: WetlabEnvironment(task) for name, task in default_tasks(seed).items()}

@@ -57,10 +57,14 @@ _REDOX = {"Hg": ("Hg(0)", "Hg(1)", "Hg(2)")}
 
 
 class NoEquilibrium(ValueError):
-    """The solver found no equilibrium, from any starting pH."""
+    """The solver found no equilibrium, from any starting pH.
+
+    ``detail`` is PHREEQC's own reason. It may name elements, so it is not in the text that an agent sees.
+    """
 
     def __init__(self, detail: str):
-        super().__init__(f"this mixture could not be brought to equilibrium ({detail})")
+        super().__init__("this mixture could not be brought to equilibrium")
+        self.detail = detail
 
 
 @dataclass(frozen=True)
