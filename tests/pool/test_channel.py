@@ -41,7 +41,11 @@ def connect(ticket: Ticket) -> socket.socket:
     family = socket.AF_UNIX if isinstance(ticket.address, str) else socket.AF_INET
     sock = socket.socket(family)
     sock.settimeout(5)
-    sock.connect(ticket.address)
+    try:
+        sock.connect(ticket.address)
+    except OSError:
+        sock.close()
+        raise
     return sock
 
 
