@@ -35,7 +35,8 @@ from typing import Any, BinaryIO, NoReturn, Self
 from filelock import FileLock, Timeout
 
 from corral.errors import ConfigError, JournalError, SessionMismatch
-from corral.records import Record, as_recorded, decode, encode, from_record, known_fields, plain, to_record
+from corral.plain import plain
+from corral.records import Record, as_recorded, decode, encode, from_record, known_fields, to_record
 from corral.types import TrialKey
 
 __all__ = [

@@ -9,21 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any, NoReturn
 
 from corral.errors import FailureKind, JournalError, ProtocolError
+from corral.plain import plain
 from corral.types import Attempt, TaskTrialResult, Timings, WorkerRef
 
 Record = dict[str, Any]
 """A JSON object."""
-
-MAX_DEPTH = 100
-"""Levels of nesting that are kept of a record that is not all plain JSON; what lies deeper becomes text."""
-
-MAX_INTEGER_BITS = 10_000
-"""Larger integers are kept as hexadecimal text: Python refuses to write or read them in decimal."""
 
 
 def to_record(result: TaskTrialResult) -> Record:
@@ -95,32 +89,6 @@ def decode(line: bytes) -> Record | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def plain(value: Any, depth: int = 0) -> Any:
-    """``value`` as something that JSON has."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int(value) if value.bit_length() <= MAX_INTEGER_BITS else hex(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if depth >= MAX_DEPTH:
-        return f"<{type(value).__qualname__}>"
-    try:
-        if isinstance(value, Mapping):
-            items = list(value.items())
-            return {key if isinstance(key, str) else str(key): plain(item, depth + 1) for key, item in items}
-        if isinstance(value, list | tuple | set | frozenset):
-            return [plain(item, depth + 1) for item in list(value)]
-        if callable(tolist := getattr(value, "tolist", None)):  # NumPy's numbers and arrays
-            with suppress(TypeError):
-                return plain(tolist(), depth + 1)
-        return repr(value)
-    except Exception:
-        return f"<{type(value).__qualname__}>"
 
 
 def _dumps(value: Any) -> str:

@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"errors"},
     {"types"},
     {
-        "data", "guide", "jobs", "loop", "process_state", "recipe", "records", "schema", "scratch", "tasks", "threads",
+        "data", "guide", "jobs", "loop", "plain", "process_state", "recipe", "records", "schema", "scratch", "tasks", "threads",
         "tools", "unwrap",
     },
     {"environment"},

@@ -10,7 +10,8 @@ import numpy
 import pytest
 
 from corral.errors import FailureKind, JournalError, ProtocolError
-from corral.records import MAX_DEPTH, as_recorded, decode, encode, from_record, plain, to_record
+from corral.plain import MAX_DEPTH, plain
+from corral.records import as_recorded, decode, encode, from_record, to_record
 from corral.types import Attempt, TaskTrialResult, Timings, TrialKey, WorkerRef
 
 FULL = TaskTrialResult(
@@ -112,18 +113,18 @@ CYCLE["self"] = CYCLE
     [
         (float("nan"), None),
         ([float("inf"), {"x": -float("inf")}], [None, {"x": None}]),
-        ({float("nan"): 1.5}, {"nan": 1.5}),
+        ({float("nan"): 1.5}, {"null": 1.5}),
         ((1, (2, 3)), [1, [2, 3]]),
         ({7}, [7]),
-        (b"raw", "b'raw'"),
-        (Colour.RED, "<Colour.RED: 'red'>"),
+        (b"raw", "raw"),
+        (Colour.RED, "red"),
         (Name("Ann"), "Ann"),
         (numpy.float64(0.5), 0.5),
         (numpy.float32(0.5), 0.5),
         (numpy.int64(3), 3),
         (numpy.array([[1.0, float("nan")]]), [[1.0, None]]),
-        ({("a", 1): True}, {"('a', 1)": True}),
-        (Hostile(), "<Hostile>"),
+        ({("a", 1): True}, {'["a", 1]': True}),
+        (Hostile(), "<Hostile: RuntimeError: no text>"),
         pytest.param(1 << 40_000, hex(1 << 40_000), id="long integer"),
     ],
 )

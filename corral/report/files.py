@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from corral.report.plain import plain
+from corral.plain import plain
 
 
 class Reportable(Protocol):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeAlias, runtime_checkable
 
 from corral.errors import ConfigError
-from corral.report.plain import plain
+from corral.plain import plain
 from corral.report.text import clock_time, count, kinds, printable, rate
 from corral.types import TaskTrialResult, TrialKey, WorkerRef
 

@@ -14,8 +14,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from corral.plain import plain
 from corral.report.metrics import Bounds
-from corral.report.plain import plain
 from corral.report.result import BenchmarkResult, TaskTrialResults
 from corral.report.text import duration, figure, kinds, printable, shortened
 

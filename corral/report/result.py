@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from corral.errors import ConfigError, FailureKind, NotFound
+from corral.plain import plain
 from corral.report import files, metrics
 from corral.report.metrics import Bounds, Metric
-from corral.report.plain import plain
 from corral.types import TaskTrialResult
 
 SCHEMA = 1

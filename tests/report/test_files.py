@@ -21,8 +21,8 @@ import pydantic
 import pytest
 
 from corral.errors import FailureKind
+from corral.plain import MAX_DEPTH, plain
 from corral.report import BenchmarkResult, files, stable, stable_bytes
-from corral.report.plain import MAX_DEPTH, plain
 from corral.types import TrialKey, WorkerRef
 from tests.support.results import graded, run_on
 
