@@ -40,7 +40,7 @@ class Connection:
         self.fingerprint = fingerprint
         self.has_trials = hasattr(router, "create_trial")
         create = getattr(router, "create_trial", None)
-        self._seeds = create is not None and "seed" in inspect.signature(create).parameters
+        self._takes = set(inspect.signature(create).parameters) & {"seed", "outputs"} if create is not None else set()
         self._bridge = Bridge()
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -51,12 +51,21 @@ class Connection:
         return await value if inspect.isawaitable(value) else value
 
     async def open_trial(
-        self, task_id: str, run_id: str, episode_id: str | None, trial_index: int, tool_jobs: int, seed: int
+        self,
+        task_id: str,
+        run_id: str,
+        episode_id: str | None,
+        trial_index: int,
+        tool_jobs: int,
+        **wanted: Any,
     ) -> dict[str, Any]:
-        """Open a trial runtime; without trial runtimes, the task's shared surface stands for it."""
+        """Open a trial runtime; without trial runtimes, the task's shared surface stands for it.
+
+        ``wanted``: ``seed`` and ``outputs``, for routers that take them.
+        """
         if not self.has_trials:
             return {"trial_runtime_id": None, "workspace": None}
-        more = {"seed": seed} if self._seeds else {}
+        more = {name: value for name, value in wanted.items() if name in self._takes}
         opened: dict[str, Any] = await self.call(
             self.router.create_trial, task_id, run_id, episode_id, trial_index, tool_jobs, **more
         )
@@ -124,10 +133,10 @@ def source_of(interface: Any) -> EnvironmentSource | None:
     """The environments behind an interface that runs in-process; None for a router. ConfigError for anything else."""
     if isinstance(interface, LocalRouter):
         return interface.source
-    if hasattr(interface, "get_available_tasks"):
-        return None
     if isinstance(interface, type):
         raise ConfigError(f"interface must be an object, not the class {interface.__qualname__}: call it first")
+    if hasattr(interface, "get_available_tasks"):
+        return None
     if isinstance(interface, Mapping) or callable(interface):
         return EnvironmentSource(interface)
     raise ConfigError(
@@ -158,7 +167,7 @@ async def connect(interface: Any, settings: RunSettings) -> AsyncIterator[Connec
         else:
             catalogue = await call_blocking(lambda: describe(source.here()))
         work_root = Path(stack.enter_context(scratch_folder()))
-        limits = ServiceLimits(settings.tool_timeout, settings.configure_timeout)
+        limits = ServiceLimits(settings.tool_timeout, settings.configure_timeout, setup_timeout=settings.trial_timeout)
         service = TrialService(source, catalogue, pool=pool, limits=limits, work_root=work_root)
         stack.push_async_callback(service.aclose)
         router = AsyncLocalRouter(service, verbosity=settings.tool_verbosity)

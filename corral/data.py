@@ -22,12 +22,15 @@ from corral.errors import SerializationError
 Arrays = Literal["keep", "list", "describe"]
 """What becomes of a NumPy array: it stays as it is, becomes nested lists, or a short description."""
 
+_PLAIN = frozenset({str, int, float, bool})
 _TEXTS: tuple[type, ...] = (PurePath, UUID, Decimal)
 _DATES: tuple[type, ...] = (datetime, date, time)
 
 
 def to_data(value: Any, where: str, *, arrays: Arrays = "keep") -> Any:
     """Return ``value`` as data; raise SerializationError naming ``where`` and the type that cannot be."""
+    if value is None or type(value) in _PLAIN:
+        return value
     try:
         return _Converter(where, arrays).convert(value)
     except RecursionError:
@@ -48,8 +51,7 @@ class _Converter:
         self._open: set[int] = set()
 
     def convert(self, value: Any) -> Any:
-        kind = type(value)
-        if value is None or kind in (str, int, float, bool):
+        if value is None or type(value) in _PLAIN:
             return value
         if isinstance(value, Enum):
             return self.convert(value.value)

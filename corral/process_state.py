@@ -11,12 +11,14 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
+
+_NOTHING = nullcontext()
 
 
 class Owned:
@@ -35,10 +37,9 @@ class Owned:
         self._numpy = _WhenLoaded(lambda numpy: numpy.seed(seed % 2**32))
         os.chdir(workspace)
 
-    @contextmanager
-    def during_call(self) -> Iterator[None]:
+    def during_call(self) -> AbstractContextManager[None]:
         """Nothing to do: it is all there already."""
-        yield
+        return _NOTHING
 
     def leave(self) -> None:
         """Go back to where the process was before its first trial, unless another trial has moved it already."""

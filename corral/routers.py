@@ -89,8 +89,12 @@ class AsyncRouter(Protocol):
         tool_jobs_per_trial: int | None = None,
         *,
         seed: int | None = None,
+        outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Open a trial runtime: ``{"trial_runtime_id", "task_id", "workspace", "mcp_url"}``."""
+        """Open a trial runtime: ``{"trial_runtime_id", "task_id", "workspace", "mcp_url"}``.
+
+        ``outputs`` are those of its parents by task id, where they were not submitted in this episode here.
+        """
 
     def for_trial(
         self, trial_runtime_id: str, task_id: str, *, verbosity: Verbosity | None = None, workspace: str | None = None
@@ -198,6 +202,7 @@ class AsyncLocalRouter:
         tool_jobs_per_trial: int | None = None,
         *,
         seed: int | None = None,
+        outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """See AsyncRouter."""
         trial = await self.service.create_trial(
@@ -206,6 +211,7 @@ class AsyncLocalRouter:
             trial_index=trial_index or 0,
             tool_jobs_per_trial=4 if tool_jobs_per_trial is None else tool_jobs_per_trial,
             seed=seed or 0,
+            outputs=outputs,
         )
         return {
             "trial_runtime_id": trial.runtime_id,
@@ -326,12 +332,13 @@ class SyncRouter:
         tool_jobs_per_trial: int | None = None,
         *,
         seed: int | None = None,
+        outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """See AsyncRouter."""
 
         async def create() -> dict[str, Any]:
             return await self._router.create_trial(
-                task_id, benchmark_run_id, episode_id, trial_index, tool_jobs_per_trial, seed=seed
+                task_id, benchmark_run_id, episode_id, trial_index, tool_jobs_per_trial, seed=seed, outputs=outputs
             )
 
         return self._run(create)
@@ -355,9 +362,9 @@ class SyncRouter:
 class LocalRouter(SyncRouter):
     """The environments in this process, with no server: a synchronous router for scripts, notebooks and tests.
 
-    Give it a mapping ``{task_id: Environment}`` or a function that returns one. Its trials run in this process, one at
-    a time for process- and serial-class tasks. Close it when done, or use it in a ``with`` block. Given to a
-    CorralRunner, the run uses its environments, not its open trials.
+    Give it a mapping ``{task_id: Environment}`` or a function that returns one. Its trials run in this process; of
+    process- and serial-class tasks one can be open at a time, and a second one is refused (ConfigError). Close it when
+    done, or use it in a ``with`` block. Given to a CorralRunner, the run uses its environments, not its open trials.
     """
 
     def __init__(self, environments: EnvironmentsOrBuilder, *, verbosity: Verbosity = "brief") -> None:
@@ -368,7 +375,7 @@ class LocalRouter(SyncRouter):
         catalogue = describe(self.source.here())
         self._scratch = scratch_folder()
         self._loop = LoopThread()
-        service = TrialService(self.source, catalogue, work_root=Path(self._scratch.name))
+        service = TrialService(self.source, catalogue, work_root=Path(self._scratch.name), waits=False)
         super().__init__(AsyncLocalRouter(service, verbosity=verbosity), self._loop.call)
         self._service = service
 

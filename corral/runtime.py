@@ -13,8 +13,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ class TrialRuntime:
         self.key = TrialKey(spec.task_id, spec.trial_index)
         self.warnings: list[str] = []
         self._lock = threading.Lock()
+        self._calls = _Call(self)
         self._closing = False
         self._cleaned = False
         self._over: str | None = None
@@ -221,17 +222,25 @@ class TrialRuntime:
 
     # Calls. The lock is held from here on.
 
-    @contextmanager
-    def _call(self) -> Iterator[None]:
+    def _call(self) -> _Call:
+        return self._calls
+
+    def _begin_call(self) -> AbstractContextManager[None]:
+        self._lock.acquire()
         try:
-            with self._lock:
-                if self._closing:
-                    raise NotFound("trial", self.spec.runtime_id)
-                with self._process.during_call():
-                    yield
-        finally:
             if self._closing:
-                self._clean_up_if_idle()
+                raise NotFound("trial", self.spec.runtime_id)
+            lent = self._process.during_call()
+            lent.__enter__()
+        except BaseException:
+            self._end_call()
+            raise
+        return lent
+
+    def _end_call(self) -> None:
+        self._lock.release()
+        if self._closing:
+            self._clean_up_if_idle()
 
     def _clean_up_if_idle(self) -> None:
         # Whoever holds the lock now sees _closing when it lets go, and comes here too: no clean-up is lost.
@@ -383,6 +392,26 @@ def _finite(value: Any) -> float | None:
     except (OverflowError, ValueError):
         return None
     return number if math.isfinite(number) else None
+
+
+class _Call:
+    """``with`` this, a call has the runtime for itself. An object, not a generator: it is on the path of every call."""
+
+    __slots__ = ("_lent", "_runtime")
+
+    def __init__(self, runtime: TrialRuntime) -> None:
+        self._runtime = runtime
+        self._lent: AbstractContextManager[None]
+
+    def __enter__(self) -> None:
+        # Written only by the one call that holds the lock.
+        self._lent = self._runtime._begin_call()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._lent.__exit__(*error)
+        finally:
+            self._runtime._end_call()
 
 
 def _for_record(value: Any) -> Any:

@@ -8,26 +8,49 @@ Guarantees
       run one at a time.
     * A trial that is opened is closed exactly once, and its slot or gate is given back, however it ended.
     * A call that passes its limit is ended from outside, the trial with it; the limit starts when the call starts.
-Assumptions
-    The calls of one trial come one at a time.
+    * Calls of one trial, and of one episode on a slot, run one after the other, however many an agent makes at once.
+    * Closing a trial ends the call that is still under way; nobody gets its late answer.
+    * A task of an episode gets the outputs of its parents.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from corral.errors import ConfigError, ConfigureTimeout, FailureKind, NotFound, ToolTimeout, TrialError
+from corral.errors import (
+    ConfigError,
+    ConfigureTimeout,
+    EnvStartError,
+    FailureKind,
+    NotFound,
+    ToolTimeout,
+    TrialError,
+)
 from corral.hosts import InProcessHost, TrialHost
 from corral.pool.supervisor import WorkerPool
 from corral.pool.wire import Closed
 from corral.source import EnvironmentSource
-from corral.types import Action, TaskInfo, ToolCall, ToolResponse, TrialSpec, WorkerRef, check_count
+from corral.tasks import task_output
+from corral.types import (
+    Action,
+    TaskInfo,
+    TaskTrialResult,
+    ToolCall,
+    ToolResponse,
+    TrialSpec,
+    WorkerRef,
+    check_count,
+)
+
+_ACTS = frozenset({Action.EXECUTE, Action.SUBMIT, Action.SURRENDER, Action.CONFIGURE})
 
 CALLS_KEPT = 1000
 """Tool calls of one trial that the supervisor remembers, for the record of an attempt that is lost."""
@@ -40,6 +63,8 @@ class ServiceLimits:
     tool_timeout: float | None = None
     configure_timeout: float | None = None
     close_timeout: float = 10.0
+    setup_timeout: float | None = None
+    """Of building a trial's environment and of its ``setup_fn``."""
 
 
 @dataclass
@@ -59,6 +84,30 @@ class OpenTrial:
     fault: TrialError | None = None
     """What broke it."""
     worker: WorkerRef | None = None
+    result: TaskTrialResult | None = None
+    """What submitting or surrendering gave."""
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    """Held by the call that runs. Trials of one episode on a slot share it, as they share the process."""
+    calling: set[anyio.CancelScope] = field(default_factory=set)
+    """The calls that run or wait for their turn."""
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """One call, when its turn comes. NotFound if the trial is closed meanwhile."""
+        with anyio.CancelScope() as scope:
+            self.calling.add(scope)
+            try:
+                async with self.turn:
+                    yield
+            finally:
+                self.calling.discard(scope)
+        if scope.cancelled_caught:
+            raise NotFound("trial", self.runtime_id)
+
+    def end_calls(self) -> None:
+        """Give up every call."""
+        for scope in self.calling:
+            scope.cancel()
 
 
 @dataclass
@@ -66,6 +115,8 @@ class _Episode:
     """The tasks of one trial round of a chain, and the lease that they share."""
 
     host: TrialHost | None = None
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    placing: anyio.Lock = field(default_factory=anyio.Lock)
     outputs: dict[str, Any] = field(default_factory=dict)
     open_trials: set[str] = field(default_factory=set)
 
@@ -81,7 +132,9 @@ class TrialService:
         pool: WorkerPool | None = None,
         limits: ServiceLimits | None = None,
         work_root: Path,
+        waits: bool = True,
     ) -> None:
+        """``waits``: whether a trial that must run alone waits for the one before; else it is refused."""
         self.catalogue = dict(catalogue)
         self.pool = pool
         self._source = source
@@ -90,7 +143,10 @@ class TrialService:
         self._trials: dict[str, OpenTrial] = {}
         self._episodes: dict[str, _Episode] = {}
         self._shared: dict[str, str] = {}
+        self._sharing: dict[str, anyio.Lock] = {}
+        self._waits = waits
         self._gate = anyio.Semaphore(1)
+        self._gate_holder: str | None = None
 
     # ---- opening and closing ----
 
@@ -102,24 +158,25 @@ class TrialService:
         trial_index: int = 0,
         tool_jobs_per_trial: int = 4,
         seed: int = 0,
+        outputs: Mapping[str, Any] | None = None,
     ) -> OpenTrial:
         """Open a trial runtime, waiting for a slot or the gate if need be.
 
-        Raises NotFound for an unknown task, EnvStartError if the environment cannot be set up.
+        ``outputs`` are its parents', where they are not of this episode here. Raises NotFound for an unknown task,
+        EnvStartError if the environment cannot be set up.
         """
         info = self._info(task_id)
         check_count(tool_jobs_per_trial, "tool_jobs_per_trial")
         episode = self._episodes.setdefault(episode_id, _Episode()) if episode_id is not None else None
-        host, gated = await self._place(info, episode)
-        trial = OpenTrial(f"tr_{secrets.token_hex(8)}", task_id, trial_index, host, episode_id=episode_id, gated=gated)
-        outputs = (
-            {parent: episode.outputs[parent] for parent in info.parents if parent in episode.outputs} if episode else {}
-        )
-        spec = TrialSpec(trial.runtime_id, task_id, trial_index, seed, outputs, tool_jobs_per_trial)
+        trial = await self._placed(info, episode, trial_index, episode_id)
+        known = {**(episode.outputs if episode else {}), **(outputs or {})}
+        needed = {parent: known[parent] for parent in info.parents if parent in known}
+        spec = TrialSpec(trial.runtime_id, task_id, trial_index, seed, needed, tool_jobs_per_trial)
         try:
-            trial.workspace = (await host.open(spec)).workspace
-            trial.worker = host.worker
-        except BaseException:
+            await self._open_within_limit(trial, spec)
+        except BaseException as error:
+            if isinstance(error, TrialError):
+                error.phase, error.worker = trial.phase, trial.host.worker
             await self._let_go(trial)
             raise
         self._trials[trial.runtime_id] = trial
@@ -127,26 +184,56 @@ class TrialService:
             episode.open_trials.add(trial.runtime_id)
         return trial
 
-    async def _place(self, info: TaskInfo, episode: _Episode | None) -> tuple[TrialHost, bool]:
+    async def _placed(
+        self, info: TaskInfo, episode: _Episode | None, trial_index: int, episode_id: str | None
+    ) -> OpenTrial:
+        """A trial that has its place, and is yet to be opened there."""
+        trial = partial(OpenTrial, f"tr_{secrets.token_hex(8)}", info.task_id, trial_index, episode_id=episode_id)
         if info.mode == "process" and self.pool is not None:
             if episode is None:
-                return await self.pool.acquire(), False
-            if episode.host is None:
-                episode.host = await self.pool.acquire()
-            return episode.host, False
+                return trial(await self.pool.acquire())
+            async with episode.placing:  # two at once must not lease two slots
+                episode.host = episode.host or await self.pool.acquire()
+            return trial(episode.host, turn=episode.turn)
         gated = info.mode != "thread"
         if gated:
-            await self._gate.acquire()
-        return InProcessHost(self._source, self._work_root, seed_globals=gated), gated
+            await self._pass_gate(info.task_id)
+        return trial(InProcessHost(self._source, self._work_root, seed_globals=gated), gated=gated)
+
+    async def _pass_gate(self, task_id: str) -> None:
+        if not self._waits and self._gate_holder is not None:
+            raise ConfigError(
+                f"a trial of {task_id!r} must run alone here, and one of {self._gate_holder!r} is open: close that first"
+            )
+        await self._gate.acquire()
+        self._gate_holder = task_id
+
+    async def _open_within_limit(self, trial: OpenTrial, spec: TrialSpec) -> None:
+        seconds = self._limits.setup_timeout
+        try:
+            with anyio.fail_after(seconds):
+                async with trial.turn:
+                    trial.workspace = (await trial.host.open(spec)).workspace
+        except TimeoutError:
+            await trial.host.kill()
+            error = EnvStartError(f"the set-up of {spec.task_id!r} did not end within {seconds:g} s")
+            error.output = trial.host.last_output()
+            raise error from None
+        trial.worker = trial.host.worker
 
     async def _let_go(self, trial: OpenTrial) -> None:
         """Give back what the trial held. An episode's lease stays with the episode."""
         with anyio.CancelScope(shield=True):
             if trial.gated:
-                self._gate.release()
+                self._open_gate(trial)
             pooled = not isinstance(trial.host, InProcessHost)
             if pooled and trial.episode_id is None and self.pool is not None:
                 await self.pool.release(trial.host)  # type: ignore[arg-type]
+
+    def _open_gate(self, trial: OpenTrial) -> None:
+        trial.gated = False
+        self._gate_holder = None
+        self._gate.release()
 
     async def close_trial(self, runtime_id: str) -> Closed:
         """Close a trial and give back what it held. What its ``close`` did wrong comes back as warnings."""
@@ -164,9 +251,11 @@ class TrialService:
 
     async def _close_within_limit(self, trial: OpenTrial) -> Closed:
         seconds = self._limits.close_timeout
+        trial.end_calls()
         try:
-            with anyio.fail_after(seconds):
-                return await trial.host.close_trial(trial.runtime_id)
+            async with trial.turn:
+                with anyio.fail_after(seconds):
+                    return await trial.host.close_trial(trial.runtime_id)
         except TimeoutError:
             await trial.host.kill()
             return Closed((f"close did not end within {seconds:g} s; its process was killed",), *trial.host.usage())
@@ -215,20 +304,28 @@ class TrialService:
         swallows it cannot end in a score.
         """
         trial = self.find(runtime_id)
-        if trial.fault is not None:
-            raise trial.fault
-        trial.phase = f"tool {arguments[0]}" if action is Action.EXECUTE else action.value
-        try:
-            value = await self._perform_within_limit(trial, action, arguments)
-        except TrialError as error:
-            error.phase = trial.phase
-            if action is not Action.SUBMIT or error.kind is not FailureKind.SUBMISSION:
-                trial.fault = error
-            raise
+        async with trial.call():
+            if trial.fault is not None:
+                raise trial.fault
+            trial.phase = f"tool {arguments[0]}" if action is Action.EXECUTE else action.value
+            try:
+                value = await self._perform_within_limit(trial, action, arguments)
+            except TrialError as error:
+                error.phase = trial.phase
+                if action is not Action.SUBMIT or error.kind is not FailureKind.SUBMISSION:
+                    trial.fault = error
+                raise
+            self._remember(trial, value, arguments)
+            return value
+
+    def _remember(self, trial: OpenTrial, value: Any, arguments: tuple[Any, ...]) -> None:
         if isinstance(value, ToolResponse) and len(trial.calls) < CALLS_KEPT:
             name, given = arguments
             trial.calls.append(ToolCall(name, given, value.success, value.result, value.error))
-        return value
+        if isinstance(value, TaskTrialResult):
+            trial.result = value
+            if trial.episode_id in self._episodes:
+                self._episodes[trial.episode_id].outputs[trial.task_id] = task_output(value.state)
 
     async def _perform_within_limit(self, trial: OpenTrial, action: Action, arguments: tuple[Any, ...]) -> Any:
         seconds = self._limit_of(action)
@@ -254,22 +351,23 @@ class TrialService:
 
     # ---- the shared, serial surface of a task ----
 
-    async def shared(self, task_id: str) -> str:
-        """The runtime id of the task's shared trial, opened when it is first needed."""
+    async def _shared_trial(self, task_id: str) -> str:
         if task_id not in self._shared or self._shared[task_id] not in self._trials:
             trial = await self.create_trial(task_id)
+            if trial.gated:  # only calls pass the gate here: a trial that stays open would keep it for good
+                self._open_gate(trial)
             self._shared[task_id] = trial.runtime_id
         return self._shared[task_id]
 
     async def perform_shared(self, task_id: str, action: Action, *arguments: Any) -> Any:
-        """Ask something of the task's shared trial. Acting on one that has ended begins a new one."""
-        runtime_id = await self.shared(task_id)
-        acts = action in (Action.EXECUTE, Action.SUBMIT, Action.SURRENDER, Action.CONFIGURE)
-        status = await self.perform(runtime_id, Action.STATUS) if acts else {}
-        if status.get("submitted") or status.get("surrendered"):
-            await self.close_trial(runtime_id)
-            runtime_id = await self.shared(task_id)
-        return await self.perform(runtime_id, action, *arguments)
+        """Ask something of the task's shared trial. Acting on one that has ended, or broke, begins a new one."""
+        async with self._sharing.setdefault(self._info(task_id).task_id, anyio.Lock()):
+            runtime_id = await self._shared_trial(task_id)
+            trial = self.find(runtime_id)
+            if trial.fault is not None or (action in _ACTS and trial.result is not None):
+                await self.close_trial(runtime_id)
+                runtime_id = await self._shared_trial(task_id)
+            return await self.perform(runtime_id, action, *arguments)
 
     def check_episode_support(self) -> None:
         """ConfigError if a task of the catalogue needs outputs of one that is not in it."""

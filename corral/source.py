@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,16 @@ class EnvironmentSource:
         self.is_builder = not isinstance(environments, Mapping)
         self._given = environments
         self._here: dict[str, Environment] | None = None
+        self._building = threading.Lock()
 
     def here(self) -> dict[str, Environment]:
         """The environments, in this process. EnvStartError if the builder raises, ConfigError if no mapping."""
-        if self._here is None:
-            from corral.runtime import load  # here, so that a supervisor without in-process tasks stays light
+        with self._building:  # many trials may ask at once
+            if self._here is None:
+                from corral.runtime import load  # here, so that a supervisor without in-process tasks stays light
 
-            self._here = load(self.build)
-        return self._here
+                self._here = load(self.build)
+            return self._here
 
     def fingerprint(self) -> str:
         """What identifies the source from run to run: its module and name, and a hash of its code."""

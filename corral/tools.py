@@ -217,7 +217,7 @@ class Tool:
             raise InvalidArguments(
                 self.name, [f"its arguments must be an object with named values, not {type(arguments).__name__}"]
             )
-        names = [p.name for p in self._visible()]
+        names = self._visible_names()
         unknown = [str(key) for key in arguments if key not in names]
         if unknown:
             takes = f"it takes {', '.join(names)}" if names else "it takes none"
@@ -226,7 +226,7 @@ class Tool:
             model = self._model().model_validate(dict(arguments))
         except ValidationError as error:
             raise InvalidArguments(self.name, [problem_text(e) for e in error.errors(include_url=False)]) from None
-        return {name: getattr(model, f"arg_{i}") for i, name in enumerate(names)}
+        return {name: getattr(model, field) for name, field in names.items()}
 
     def run(self, arguments: Mapping[str, Any], supply: Callable[[str], Any] | None = None) -> Any:
         """Call with validated ``arguments``; ``supply(name)`` gives a hidden one or raises KeyError."""
@@ -240,7 +240,7 @@ class Tool:
     ) -> Callable[[], Any]:
         """Everything of ``run`` but the call itself, so that a job fails at its start where it can."""
         values = dict(arguments)
-        for parameter in self._parameters():
+        for parameter in self._parameters() if self.hidden else ():
             if parameter.name in self.hidden:
                 try:
                     if supply is None:
@@ -259,6 +259,12 @@ class Tool:
             every = list(inspect.signature(self.function).parameters.values())
             self._cache["parameters"] = every[1:] if self._owner is not None else every
         return self._cache["parameters"]  # type: ignore[no-any-return]
+
+    def _visible_names(self) -> dict[str, str]:
+        """The visible arguments, each with the name of its field in the model."""
+        if "names" not in self._cache:
+            self._cache["names"] = {p.name: f"arg_{i}" for i, p in enumerate(self._visible())}
+        return self._cache["names"]  # type: ignore[no-any-return]
 
     def _visible(self) -> list[inspect.Parameter]:
         return [p for p in self._parameters() if p.name not in self.hidden]

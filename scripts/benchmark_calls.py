@@ -10,6 +10,7 @@ validation, wire, environment, record. Rounds of all subjects alternate, so that
 from __future__ import annotations
 
 import argparse
+import asyncio
 import multiprocessing
 import os
 import platform
@@ -24,7 +25,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import anyio
-from anyio import to_process
+import sniffio
+from anyio import to_process, to_thread
 
 from corral import Environment, tool
 from corral.pool import WorkerPool, WorkerPoolConfig
@@ -79,6 +81,23 @@ async def corral_call(stack: AsyncExitStack) -> Call:
 
 
 async def executor_call(stack: AsyncExitStack) -> Call:
+    """As asynchronous code uses it: other tasks go on while the call runs."""
+    executor = stack.enter_context(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")))
+    if sniffio.current_async_library() == "asyncio":
+        loop = asyncio.get_running_loop()
+
+        async def call(text: str) -> object:
+            return await loop.run_in_executor(executor, echo, text)
+    else:
+
+        async def call(text: str) -> object:
+            return await to_thread.run_sync(lambda: executor.submit(echo, text).result())
+
+    return call
+
+
+async def blocking_executor_call(stack: AsyncExitStack) -> Call:
+    """The event loop stands still while the call runs: a floor, not a use."""
     executor = stack.enter_context(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")))
 
     async def call(text: str) -> object:
@@ -114,6 +133,7 @@ SUBJECTS: dict[str, Callable[[AsyncExitStack], Awaitable[Call]]] = {
     "multiprocessing.Pipe": pipe_call,
     "anyio.to_process": to_process_call,
     "ProcessPoolExecutor": executor_call,
+    "  blocking the loop": blocking_executor_call,
 }
 
 

@@ -23,9 +23,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from corral.errors import ProtocolError
+from corral.pool.inlet import open_inlet
 from corral.pool.wire import HELLO_SIZE, Decoder, Message, Ticket, encode, read_hello
 
-CHUNK = 2**16
 HELLO_PATIENCE = 10.0
 """Seconds that a stranger may take to show its ticket."""
 MAX_UNIX_PATH = 100
@@ -39,6 +39,7 @@ class Channel:
         sock.setblocking(False)
         self._socket = sock
         self._decoder = Decoder()
+        self._inlet = open_inlet(sock)
 
     async def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be sent; then nothing of it was."""
@@ -55,20 +56,15 @@ class Channel:
     async def receive(self) -> Message:
         """Wait for the next message."""
         while (message := self._decoder.next()) is None:
-            try:
-                data = self._socket.recv(CHUNK)
-            except BlockingIOError:
-                await anyio.wait_readable(self._socket)
-                continue
-            except OSError:
-                data = b""
+            data = await self._inlet.receive()
             if not data:
                 raise anyio.EndOfStream
             self._decoder.feed(data)
         return message
 
     def close(self) -> None:
-        """Close this end. Nobody may be waiting on it."""
+        """Close this end. Who waits on it gets the end of the stream."""
+        self._inlet.close()
         self._socket.close()
 
 

@@ -268,8 +268,8 @@ async def test_workers_see_the_supervisors_environment_folder_and_path(
 
         import local_module_of_a_test  # type: ignore[import-not-found]
 
-        stained = [os.environ["CORRAL_TEST_SETTING"], os.getcwd(), str(local_module_of_a_test.VALUE)]
-        return {"|".join(stained): pool_envs.Lab("x")}
+        seen = "|".join([os.environ["CORRAL_TEST_SETTING"], os.getcwd(), str(local_module_of_a_test.VALUE)])
+        return {seen: pool_envs.Lab(seen)}
 
     async with pool(build_here) as workers:
         (task_id,) = workers.catalogue

@@ -1,0 +1,106 @@
+"""SUPERVISOR SIDE. How bytes come in from a socket: as cheaply as each event loop allows.
+
+Why not ``anyio.wait_readable`` alone: on asyncio it registers and unregisters the socket with the selector for every
+wait, which is a third of what a tool call costs. There the socket stays registered; on trio, waiting is cheap already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Protocol
+
+import anyio
+import sniffio
+
+CHUNK = 2**16
+"""Bytes taken at once."""
+
+
+class Inlet(Protocol):
+    """Where bytes come in. One task may wait at a time."""
+
+    async def receive(self) -> bytes:
+        """Some bytes, as soon as there are any; none at the end of the stream."""
+
+    def close(self) -> None:
+        """Let go of the socket, which is about to be closed."""
+
+
+def open_inlet(sock: socket.socket) -> Inlet:
+    """The inlet for this event loop."""
+    if sniffio.current_async_library() == "asyncio" and _can_watch():
+        return _RegisteredInlet(sock)
+    return _WaitingInlet(sock)
+
+
+def _can_watch() -> bool:
+    return isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop) or hasattr(
+        asyncio.get_running_loop(), "add_reader"
+    )
+
+
+class _WaitingInlet:
+    """Waits anew each time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    async def receive(self) -> bytes:
+        while True:
+            try:
+                await anyio.wait_readable(self._socket)
+                return self._socket.recv(CHUNK)
+            except BlockingIOError:
+                continue
+            except (OSError, anyio.ClosedResourceError):
+                return b""
+
+    def close(self) -> None:
+        anyio.notify_closing(self._socket)
+
+
+class _RegisteredInlet:
+    """Stays registered with asyncio's selector. Bytes are read only while somebody waits: the rest is the kernel's."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[bytes] | None = None
+        self._registered = False
+        self._closed = False
+
+    async def receive(self) -> bytes:
+        if self._closed:
+            return b""
+        self._waiter = self._loop.create_future()
+        if not self._registered:
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+            self._registered = True
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    def _on_readable(self) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():  # nobody waits: come back when somebody does
+            self._unregister()
+            return
+        try:
+            waiter.set_result(self._socket.recv(CHUNK))
+        except BlockingIOError:
+            pass
+        except OSError:
+            waiter.set_result(b"")
+
+    def _unregister(self) -> None:
+        if self._registered:
+            self._registered = False
+            self._loop.remove_reader(self._socket.fileno())
+
+    def close(self) -> None:
+        self._closed = True
+        self._unregister()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(b"")
