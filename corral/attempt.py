@@ -1,8 +1,9 @@
 """One trial from opening to record: its attempts, their retries, and what is kept of each.
 
 Guarantees
-    * A trial gives exactly one result, whatever its environment, agent or worker does. Only a cancellation of the run,
-      or a fault of Corral's own, comes out as an exception.
+    * A trial gives exactly one result, whatever its environment, agent, router or worker does. Only a cancellation of
+      the run, or a fault of Corral's own, comes out as an exception.
+    * What broke the trial itself counts, whatever its agent made of it: a trial whose worker died cannot end in a score.
     * The trial's limit starts when its environment is open, and covers configuring, the agent and the scoring.
     * A second attempt follows only a failure whose kind says so; the evidence of every attempt is kept.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +23,6 @@ from corral.connection import Connection
 from corral.crew import Crew, runs_on_loop
 from corral.errors import (
     AgentError,
-    ConfigError,
     DeadlineExceeded,
     ErrorRecord,
     FailureKind,
@@ -38,6 +38,9 @@ from corral.types import Attempt, TaskTrialResult, Timings, ToolCall, TrialConte
 
 UNANSWERED = frozenset({"max_iterations", "timeout", "no_answer"})
 """Agent statuses that mean: no answer within its budget. Such a trial is graded, with 0."""
+
+CLOSE_PATIENCE = 30.0
+"""Seconds that a router may take to close a trial."""
 
 _INFRASTRUCTURE_STATUS = frozenset({402, 408, 409, 425, 429})
 
@@ -88,17 +91,28 @@ class _Course:
         return Timings(max(0.0, opened - planned_at), *spans)
 
 
+OutputsOf = Callable[[Job], Mapping[str, Any]]
+"""The outputs of a trial's parents, by task id."""
+
+
 class TrialDriver:
     """Runs trials to their results."""
 
     def __init__(
-        self, connection: Connection, settings: RunSettings, crew: Crew, identity: RunIdentity, progress: Progress
+        self,
+        connection: Connection,
+        settings: RunSettings,
+        crew: Crew,
+        identity: RunIdentity,
+        progress: Progress,
+        outputs_of: OutputsOf,
     ) -> None:
         self._connection = connection
         self._settings = settings
         self._crew = crew
         self._identity = identity
         self._progress = progress
+        self._outputs_of = outputs_of
 
     async def run(self, job: Job, configured: Callable[[], None]) -> TaskTrialResult:
         """Attempt a trial until it has a result or its retries are spent."""
@@ -122,10 +136,11 @@ class TrialDriver:
                 await self._work(job, course, configured)
             finally:
                 await self._close(course)
-        except (TrialError, ConfigError, LookupError, OSError, RuntimeError) as error:
-            if isinstance(error, ProtocolError):
-                raise
+        except ProtocolError:
+            raise
+        except Exception as error:
             course.error = course.error or _blame(error)
+            course.worker = course.worker or course.error.worker  # type: ignore[assignment]
         return course
 
     async def _open(self, job: Job, course: _Course) -> None:
@@ -138,7 +153,8 @@ class TrialDriver:
             job.episode.episode_id if job.episode.is_chain else None,
             job.key.trial_index,
             self._settings.limits.tool_jobs_per_trial,
-            derive_seed(self._identity.seed, *job.key),
+            seed=derive_seed(self._identity.seed, *job.key),
+            outputs=self._outputs_of(job),
         )
         course.worker = course.opened.get("worker")
 
@@ -154,7 +170,7 @@ class TrialDriver:
             self._progress.phase(job.key, "scoring")
             await self._conclude(job, course, bound)
         if limit.cancelled_caught and seconds is not None:
-            course.error = DeadlineExceeded.of_trial(seconds)
+            course.error = self._fault(course) or DeadlineExceeded.of_trial(seconds)
 
     async def _configure(self, job: Job, course: _Course, bound: Any, configured: Callable[[], None]) -> None:
         course.mark("configure")
@@ -170,23 +186,33 @@ class TrialDriver:
         interface = self._connection.interface_for(course.agent, bound)
         try:
             if runs_on_loop(course.agent):
-                course.run = await course.agent.arun_agent(interface, job.key.task_id)
+                given = await course.agent.arun_agent(interface, job.key.task_id)
             else:
-                course.run = await call_blocking(course.agent.run_agent, interface, job.key.task_id)
-        except Exception as error:
+                given = await call_blocking(_in_thread, course.agent, interface, job.key.task_id)
+        except (Exception, SystemExit) as error:
             fault = self._fault(course)
             raise fault or _blame_agent(error) from error
-        if not isinstance(course.run, AgentRunResult):
-            raise AgentError(f"the agent gave {course.run!r} instead of an AgentRunResult")
+        if (fault := self._fault(course)) is not None:
+            raise fault
+        if not isinstance(given, AgentRunResult):
+            raise AgentError(f"the agent gave {given!r:.200} instead of an AgentRunResult")
+        course.run = given
 
     async def _conclude(self, job: Job, course: _Course, bound: Any) -> None:
         run = course.run
         assert run is not None
-        if run.status == "surrender":
+        if (trial := self._watched(course)) is not None and trial.result is not None:
+            course.result = trial.result  # the agent has submitted or surrendered by itself
+        elif run.status == "surrender":
             result = await self._connection.call(bound.surrender_task, job.key.task_id)
             course.result = result if isinstance(result, TaskTrialResult) else None
         elif run.status == "success" and run.answer is not None:
             course.result = await self._connection.call(bound.submit_answer, job.key.task_id, run.answer)
+            if not isinstance(course.result, TaskTrialResult):
+                given, course.result = course.result, None
+                raise InfrastructureError(
+                    f"the router's submit_answer gave {given!r:.200}, which is no TaskTrialResult"
+                )
         elif run.status in UNANSWERED or run.status == "success":
             if hasattr(bound, "get_task_state"):
                 course.state = await self._connection.call(bound.get_task_state, job.key.task_id)
@@ -209,7 +235,19 @@ class TrialDriver:
             course.calls, course.worker = list(trial.calls), trial.worker
             if trial.phase != "set-up":
                 course.phase = trial.phase
-        course.closed = await self._connection.close_trial(course.opened or {})
+        warning = f"closing the trial did not end within {CLOSE_PATIENCE:g} s"
+        try:
+            with anyio.move_on_after(CLOSE_PATIENCE, shield=True):
+                course.closed = await self._connection.close_trial(course.opened or {})
+                warning = ""
+        except ProtocolError:
+            raise
+        except Exception as error:
+            warning = f"closing the trial failed: {ErrorRecord.of(error)}"
+        if warning:
+            course.closed = {"warnings": [warning]}
+        if trial is not None and isinstance(course.error, DeadlineExceeded):
+            course.error.output = course.error.output or trial.host.last_output()
 
     # ---- the record ----
 
@@ -275,7 +313,18 @@ def _blame(error: Exception) -> TrialError:
     return InfrastructureError(f"the router failed: {record}", record=record)
 
 
-def _blame_agent(error: Exception) -> TrialError:
+def _in_thread(agent: Any, interface: Any, task_id: str) -> Any:
+    """Run an agent; a cancellation of its own making is an error of the agent, and none of the run's."""
+    try:
+        return agent.run_agent(interface, task_id)
+    except (Exception, SystemExit):
+        raise
+    except BaseException as error:
+        record = ErrorRecord.of(error)
+        raise AgentError(f"the agent raised: {record}", record=record) from error
+
+
+def _blame_agent(error: BaseException) -> TrialError:
     """A failure of the agent: what it depends on, or the agent itself."""
     if isinstance(error, TrialError):
         return error

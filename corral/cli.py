@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 from rich.console import Console
 
+from corral.agents.scripted import check_think_time
 from corral.errors import ConfigError, CorralError
 from corral.journal import new_session_id
 from corral.named import NamedBuilder, load_named
@@ -158,16 +159,17 @@ def _agent_factory(options: argparse.Namespace) -> Callable[[TrialContext], Any]
         raise ConfigError("--envs needs --agent MODULE:FACTORY: the scripted expert knows only the wetlab benchmark")
     if options.model is not None and options.agent is None:
         raise ConfigError("--model needs --agent MODULE:FACTORY, a function of (context, model) that returns an agent")
+    think_time = check_think_time(options.think_time)
     factory = load_named(options.agent or WETLAB_EXPERT, "--agent")
     if not callable(factory):
         raise ConfigError(f"--agent: {options.agent} is no function")
 
     def make(context: TrialContext) -> Any:
         agent = factory(context) if options.model is None else factory(context, options.model)
-        if options.think_time:
+        if think_time:
             if not hasattr(agent, "think_time"):
                 raise ConfigError("--think-time is for scripted agents only")
-            agent.think_time = options.think_time
+            agent.think_time = think_time
         return agent
 
     return make

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,8 @@ class Crew:
             raise ConfigError("give an agent (agent=...) or a function that makes one (agent_factory=...)")
         if factory is not None and not callable(factory):
             raise ConfigError(f"agent_factory must be a function of a TrialContext, not {factory!r}")
+        if factory is None:
+            _check_shared(agent)
         self._agent = agent
         self._factory = factory
         self._enable_surrender = enable_surrender
@@ -40,12 +41,16 @@ class Crew:
     async def prepare(self, context: TrialContext) -> str | None:
         """Make the first attempt's agent of a trial ahead of time; its model's name, if it has one.
 
-        A factory that raises is called again by ``hire``, where the trial can tell of it.
+        A factory that raises is called again by ``hire``, where the trial can tell of it; but a ConfigError, which
+        every trial would meet, is raised.
         """
         key = TrialKey(context.task_id, context.trial_index)
         if key not in self._waiting:
-            with contextlib.suppress(AgentError):
+            try:
                 self._waiting[key] = await self._make(context)
+            except AgentError as error:
+                if isinstance(error.__cause__, ConfigError):
+                    raise error.__cause__ from None
         return model_of(self._waiting.get(key))
 
     async def hire(self, context: TrialContext) -> Any:
@@ -62,16 +67,29 @@ class Crew:
                     agent = await self._factory(context)
                 else:
                     agent = await call_blocking(self._factory, context)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 record = ErrorRecord.of(error)
                 raise AgentError(f"the agent factory failed: {record}", record=record) from error
-        if not (hasattr(agent, "run_agent") or hasattr(agent, "arun_agent")):
+        if not _is_agent(agent):
             raise AgentError(
                 f"the agent factory gave {agent!r}, which is no agent: it has neither run_agent nor arun_agent"
             )
         if hasattr(agent, "enable_surrender"):
             agent.enable_surrender = self._enable_surrender
         return agent
+
+
+def _is_agent(agent: Any) -> bool:
+    return not isinstance(agent, type) and (hasattr(agent, "run_agent") or hasattr(agent, "arun_agent"))
+
+
+def _check_shared(agent: Any) -> None:
+    if isinstance(agent, type):
+        raise ConfigError(f"agent must be an object, not the class {agent.__qualname__}: call it first")
+    if not _is_agent(agent):
+        raise ConfigError(
+            f"agent must have run_agent or arun_agent, as a BaseAgent has, and {agent!r:.200} has neither"
+        )
 
 
 def model_of(agent: Any) -> str | None:

@@ -35,6 +35,7 @@ from corral.report.progress import Progress, choose
 from corral.report.result import BenchmarkResult
 from corral.scheduler import Job, Scheduler
 from corral.settings import RunSettings, check_settings
+from corral.tasks import task_output
 from corral.threads import call_blocking
 from corral.types import ConcurrencyConfig, TaskTrialResult, TrialKey
 from corral.unwrap import unwrapped
@@ -317,7 +318,7 @@ class _Session:
         """Run what has no record yet."""
         pending = await self._pending()
         display.planned(self._plan.size, len(pending.recorded))
-        driver = TrialDriver(self._connection, self._settings, self._crew, self.identity, display)
+        driver = TrialDriver(self._connection, self._settings, self._crew, self.identity, display, self._outputs_of)
 
         async def run_trial(job: Job, configured: Any) -> TaskTrialResult:
             result = await driver.run(job, configured)
@@ -342,6 +343,11 @@ class _Session:
         finally:
             display.finished()
 
+    def _outputs_of(self, job: Job) -> dict[str, Any]:
+        """From the records, so that a dependent gets the same after a resume."""
+        parents = [TrialKey(parent, job.key.trial_index) for parent in job.info.parents]
+        return {key.task_id: task_output(self.results[key].state) for key in parents if key in self.results}
+
     async def _pending(self) -> _Pending:
         jobs: list[Job] = []
         now = time.monotonic()
@@ -360,7 +366,7 @@ class _Session:
         pool = self._connection.pool
         if pool is None or self._settings.worker_pool is None:
             return None
-        to_run = sum(job.info.mode == "process" and job.key not in self.results for job in jobs)
+        to_run = sum(job.info.mode == "process" and not self._is_settled(job.key) for job in jobs)
         wanted = self._settings.worker_pool.size or min(self._settings.limits.global_trials, to_run)
         pool.resize(max(1, wanted))
         return pool.size

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,32 +98,36 @@ def check_settings(
 def _check_tasks(task_ids: Any) -> tuple[str, ...] | None:
     if task_ids is None:
         return None
-    if isinstance(task_ids, str) or not isinstance(task_ids, Sequence):
+    if isinstance(task_ids, str | bytes) or not isinstance(task_ids, Iterable):
         raise ConfigError(f"task_ids must be a list of task ids, not {task_ids!r}")
-    if not task_ids:
+    chosen = tuple(task_ids)
+    if not chosen:
         raise ConfigError("task_ids is empty: leave it out to run every task")
-    if wrong := [task for task in task_ids if not isinstance(task, str)]:
+    if wrong := [task for task in chosen if not isinstance(task, str)]:
         raise ConfigError(f"task_ids must hold texts, not {wrong[0]!r}")
-    if twice := sorted({task for task in task_ids if list(task_ids).count(task) > 1}):
+    if twice := [task for task, times in Counter(chosen).items() if times > 1]:
         raise ConfigError(f"task_ids names a task twice: {', '.join(map(repr, twice))}")
-    return tuple(task_ids)
+    return chosen
 
 
 def _check_k(k_values: Any, trials: int) -> tuple[int, ...]:
     if k_values is None:
         return tuple(sorted({1, trials}))
-    if isinstance(k_values, str) or not isinstance(k_values, Sequence) or not k_values:
+    if isinstance(k_values, str | bytes) or not isinstance(k_values, Iterable):
         raise ConfigError(f"k_values must be a list of whole numbers, not {k_values!r}")
-    for k in k_values:
+    wanted = tuple(dict.fromkeys(k_values))
+    if not wanted:
+        raise ConfigError("k_values is empty: leave it out for 1 and the number of trials")
+    for k in wanted:
         if check_count(k, "k_values") > trials:
             raise ConfigError(f"k_values: k = {k} needs at least {k} trials per task, and trials_per_task is {trials}")
-    return tuple(dict.fromkeys(k_values))
+    return wanted
 
 
 def _check_limits(concurrency: Any, trials: Any, per_task: Any) -> ConcurrencyConfig:
+    check_count(trials, "max_concurrency")
+    check_count(per_task, "max_concurrency_per_task")
     if concurrency is None:
-        check_count(trials, "max_concurrency")
-        check_count(per_task, "max_concurrency_per_task")
         return ConcurrencyConfig(global_trials=trials, per_task=per_task)
     if not isinstance(concurrency, ConcurrencyConfig):
         raise ConfigError(f"concurrency must be a ConcurrencyConfig, not {concurrency!r}")

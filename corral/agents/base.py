@@ -58,7 +58,7 @@ class BaseAgent:
         hooks: Mapping[str, Hook] | None = None,
         **llm_options: Any,
     ) -> None:
-        self.model = model if model is not None else (self.default_model or type(self).__name__)
+        self.model = _check_model(model) or self.default_model or type(self).__name__
         self.max_iterations = check_count(max_iterations, "max_iterations")
         self.temperature = temperature
         self.system_prompt = system_prompt
@@ -115,6 +115,7 @@ class BaseAgent:
 
     def run_agent(self, interface: Any, task_id: str, **kwargs: Any) -> AgentRunResult:
         """Run to the end, in a thread. What the agent raises is raised; surrender and budget are results."""
+        self._begin()
         self._tell("before_task", task_id=task_id)
         try:
             result = self._finished(self.run(interface, task_id, **kwargs))
@@ -125,6 +126,7 @@ class BaseAgent:
 
     async def arun_agent(self, interface: Any, task_id: str, **kwargs: Any) -> AgentRunResult:
         """Run to the end, on the event loop."""
+        self._begin()
         self._tell("before_task", task_id=task_id)
         try:
             result = self._finished(await self.arun(interface, task_id, **kwargs))
@@ -132,6 +134,11 @@ class BaseAgent:
             result = self._ended(end)
         self._tell("after_task", task_id=task_id, result=result)
         return result
+
+    def _begin(self) -> None:
+        """Start anew: nothing of an earlier trial shows in this one's budget, transcript and tokens."""
+        self.iterations = 0
+        self.token_usage, self.messages = {}, []
 
     def _finished(self, answer: Any) -> AgentRunResult:
         if isinstance(answer, AgentRunResult):
@@ -144,3 +151,12 @@ class BaseAgent:
             return AgentRunResult(None, "surrender", str(end) or None, usage, messages)
         reason = f"no answer within {self.max_iterations} iterations"
         return AgentRunResult(None, "max_iterations", reason, usage, messages)
+
+
+def _check_model(model: object) -> str | None:
+    if model is not None and not isinstance(model, str):
+        raise ConfigError(
+            f"an agent's model must be text, not {model!r:.200}; an agent_factory is a function of a TrialContext that "
+            "returns an agent, such as lambda context: MyAgent()"
+        )
+    return model
