@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from corral.environment import Environment, build_environments
+    from corral.remote import AsyncCorralRouter, CorralRouter
     from corral.report.result import BenchmarkResult, TaskTrialResults
     from corral.routers import LocalRouter
     from corral.runner import CorralRunner
+    from corral.server import create_benchmark_server, run_server
     from corral.tasks import InputRef, TaskDefinition
     from corral.tools import Tool, tool
     from corral.types import ConcurrencyConfig, FailureKind, TaskTrialResult, TrialContext
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncCorralRouter": "corral.remote",
     "BenchmarkResult": "corral.report.result",
     "ConcurrencyConfig": "corral.types",
+    "CorralRouter": "corral.remote",
     "CorralRunner": "corral.runner",
     "Environment": "corral.environment",
     "FailureKind": "corral.types",
@@ -33,12 +37,15 @@ _HOMES = {
     "Tool": "corral.tools",
     "TrialContext": "corral.types",
     "build_environments": "corral.environment",
+    "create_benchmark_server": "corral.server",
+    "run_server": "corral.server",
     "tool": "corral.tools",
 }
 
 __all__ = [
-    "BenchmarkResult", "ConcurrencyConfig", "CorralRunner", "Environment", "FailureKind", "InputRef", "LocalRouter",
-    "TaskDefinition", "TaskTrialResult", "TaskTrialResults", "Tool", "TrialContext", "build_environments", "tool",
+    "AsyncCorralRouter", "BenchmarkResult", "ConcurrencyConfig", "CorralRouter", "CorralRunner", "Environment",
+    "FailureKind", "InputRef", "LocalRouter", "TaskDefinition", "TaskTrialResult", "TaskTrialResults", "Tool",
+    "TrialContext", "build_environments", "create_benchmark_server", "run_server", "tool",
 ]  # fmt: skip
 
 

@@ -3,13 +3,14 @@
 Guarantees
     * A trial gives exactly one result, whatever its environment, agent, router or worker does. Only a cancellation of
       the run, or a fault of Corral's own, comes out as an exception.
-    * What broke the trial itself counts, whatever its agent made of it: a trial whose worker died cannot end in a score.
+    * What broke the trial itself counts, whatever its agent made of it: no score follows the death of a worker.
     * The trial's limit starts when its environment is open, and covers configuring, the agent and the scoring.
     * A second attempt follows only a failure whose kind says so; the evidence of every attempt is kept.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -80,6 +81,16 @@ class _Course:
         self.marks[phase] = time.monotonic()
         self.phase = phase
 
+    def times(self) -> dict[str, Any]:
+        """When the attempt was, for its evidence; by the wall clock only where it began."""
+        seconds = time.monotonic() - self.began
+        opened = self.marks.get("configure")
+        return {
+            "started_at": time.time() - seconds,
+            "opened": None if opened is None else opened - self.began,
+            "seconds": seconds,
+        }
+
     def timings(self, planned_at: float) -> Timings:
         end = time.monotonic()
         marks = [self.marks.get(name) for name in ("configure", "agent", "submit")]
@@ -113,6 +124,16 @@ class TrialDriver:
         self._identity = identity
         self._progress = progress
         self._outputs_of = outputs_of
+        self._courses: dict[TrialKey, _Course] = {}
+
+    def tell_phases(self) -> None:
+        """Tell the progress display what the trials are at that are with their agents, as far as the router sees it."""
+        for key, course in self._courses.items():
+            trial = self._watched(course) if course.phase == "agent" else None
+            if trial is not None:
+                made = len(trial.calls)
+                busy = f"{trial.phase} (call {made + 1})" if trial.calling else f"agent (after call {made})"
+                self._progress.phase(key, busy if made or trial.calling else "agent")
 
     async def run(self, job: Job, configured: Callable[[], None]) -> TaskTrialResult:
         """Attempt a trial until it has a result or its retries are spent."""
@@ -129,7 +150,7 @@ class TrialDriver:
         return replace(result, attempts=tuple(attempts), duration=time.monotonic() - began)
 
     async def _attempt(self, job: Job, configured: Callable[[], None]) -> _Course:
-        course = _Course(time.monotonic())
+        course = self._courses[job.key] = _Course(time.monotonic())
         try:
             await self._open(job, course)
             try:
@@ -141,6 +162,8 @@ class TrialDriver:
         except Exception as error:
             course.error = course.error or _blame(error)
             course.worker = course.worker or course.error.worker  # type: ignore[assignment]
+        finally:
+            del self._courses[job.key]
         return course
 
     async def _open(self, job: Job, course: _Course) -> None:
@@ -186,7 +209,7 @@ class TrialDriver:
         interface = self._connection.interface_for(course.agent, bound)
         try:
             if runs_on_loop(course.agent):
-                given = await course.agent.arun_agent(interface, job.key.task_id)
+                given = await _on_loop(course.agent, interface, job.key.task_id)
             else:
                 given = await call_blocking(_in_thread, course.agent, interface, job.key.task_id)
         except (Exception, SystemExit) as error:
@@ -247,7 +270,7 @@ class TrialDriver:
         if warning:
             course.closed = {"warnings": [warning]}
         if trial is not None and isinstance(course.error, DeadlineExceeded):
-            course.error.output = course.error.output or trial.host.last_output()
+            course.error.output = course.error.output or trial.output
 
     # ---- the record ----
 
@@ -270,6 +293,8 @@ class TrialDriver:
         state = course.state or {"task_id": job.key.task_id, "tool_calls": course.calls}
         statistics = _count_calls(course.calls)
         if course.error is not None:
+            if course.run is not None and course.error.kind is FailureKind.SCORING:
+                state = {**state, "submitted_answer": course.run.answer}  # it can be scored again
             return TaskTrialResult.not_graded(
                 job.key, course.error.kind, str(course.error), state=state, tool_statistics=statistics
             )
@@ -302,6 +327,7 @@ def _evidence(number: int, course: _Course) -> Attempt:
         cpu_seconds=course.closed.get("cpu_seconds") or None,
         traceback=error.record.traceback if error and error.record else "",
         output=error.output if error else "",
+        **course.times(),
     )
 
 
@@ -320,6 +346,17 @@ def _in_thread(agent: Any, interface: Any, task_id: str) -> Any:
     except (Exception, SystemExit):
         raise
     except BaseException as error:
+        record = ErrorRecord.of(error)
+        raise AgentError(f"the agent raised: {record}", record=record) from error
+
+
+async def _on_loop(agent: Any, interface: Any, task_id: str) -> Any:
+    """The same for an agent on the event loop."""
+    try:
+        return await agent.arun_agent(interface, task_id)
+    except anyio.get_cancelled_exc_class() as error:
+        if anyio.current_effective_deadline() == -math.inf:  # the run, or the trial's limit, ends it
+            raise
         record = ErrorRecord.of(error)
         raise AgentError(f"the agent raised: {record}", record=record) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -102,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         errors.print(f"corral: {error}")
         return EXIT_USAGE
-    except CorralError as error:
+    except (CorralError, _ReportFailed) as error:
         errors.print(f"corral: {error}")
         return EXIT_NOT_GRADED
     except (KeyboardInterrupt, _Interrupted):
@@ -175,6 +176,10 @@ def _agent_factory(options: argparse.Namespace) -> Callable[[TrialContext], Any]
     return make
 
 
+class _ReportFailed(Exception):
+    """The run went well, but its report could not be written."""
+
+
 class _Interrupted(Exception):
     """A signal asked the run to stop, and it has."""
 
@@ -213,7 +218,10 @@ async def _bench(order: _Order) -> int:
     result = await order.runner.abench(
         **order.bench, worker_pool=order.pool, session_id=order.session, seed=options.seed
     )
-    result.generate_report(order.report)
+    try:
+        result.generate_report(order.report)
+    except OSError as error:
+        raise _ReportFailed(f"the report cannot be written to {order.report}: {error.strerror}") from error
     serial = await _serial(order, result) if options.compare_serial else None
     _print(order, result, serial)
     return EXIT_GRADED if result.coverage.complete else EXIT_NOT_GRADED
@@ -239,15 +247,18 @@ def _print(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | Non
         print_result(result, console)
         console.print(f"Report: {order.report}", soft_wrap=True, markup=False)
     if serial is not None:
-        console.print(_comparison(result, serial))
+        compared = _comparison(result, serial)
+        equal = "equal" if compared["equal"] else "NOT equal"
+        console.print(
+            f"Serially, with no pool: {compared['wall_s']:.1f} s against {result.wall_seconds:.1f} s, "
+            f"{compared['speed_up']:.2f} x; the reports are {equal} but for timings.",
+            soft_wrap=True,
+        )
 
 
-def _comparison(result: BenchmarkResult, serial: BenchmarkResult) -> str:
-    equal = "equal" if stable_bytes(result) == stable_bytes(serial) else "NOT equal"
-    return (
-        f"Serially, with no pool: {serial.wall_seconds:.1f} s against {result.wall_seconds:.1f} s, "
-        f"{serial.wall_seconds / result.wall_seconds:.2f} x; the reports are {equal} but for timings."
-    )
+def _comparison(result: BenchmarkResult, serial: BenchmarkResult) -> dict[str, Any]:
+    took, alone = result.wall_seconds or math.nan, serial.wall_seconds or math.nan
+    return {"wall_s": alone, "speed_up": alone / took, "equal": stable_bytes(result) == stable_bytes(serial)}
 
 
 def _document(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | None) -> dict[str, Any]:
@@ -274,9 +285,5 @@ def _document(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | 
         "tasks": {task_id: {"scores": task.scores} for task_id, task in result.task_results.items()},
     }
     if serial is not None:
-        document["compare_serial"] = {
-            "wall_s": serial.wall_seconds,
-            "speed_up": serial.wall_seconds / result.wall_seconds,
-            "equal": stable_bytes(result) == stable_bytes(serial),
-        }
+        document["compare_serial"] = _comparison(result, serial)
     return document

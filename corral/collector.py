@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from anyio import CancelScope, CapacityLimiter, Event, to_thread
+from anyio import CancelScope, Event
 
 from corral.errors import CorralError, JournalError, ProtocolError
 from corral.records import Record, as_recorded, to_record
+from corral.threads import call_blocking
 from corral.types import TaskTrialResult, TrialKey
 
 
@@ -66,8 +67,6 @@ class Collector:
         self._idle = Event()
         self._failure: CorralError | None = None
         self._closed = False
-        # A limiter of its own: the threads of the default one may all be busy with trials.
-        self._limiter = CapacityLimiter(1)
 
     async def __aenter__(self) -> Self:
         return self
@@ -140,7 +139,7 @@ class Collector:
         try:
             if self._failure is not None:
                 raise _again(self._failure)
-            await to_thread.run_sync(self._append, batch, limiter=self._limiter)
+            await call_blocking(self._append, batch)
         except CorralError as error:
             self._fail(batch, error, error.__cause__)
             return

@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from corral.crew import runs_on_loop
-from corral.errors import ConfigError
+from corral.errors import ConfigError, NotFound
 from corral.plan import Plan
 from corral.pool.config import WorkerPoolConfig
 from corral.pool.supervisor import WorkerPool
@@ -38,6 +40,10 @@ class Connection:
         self.catalogue = dict(catalogue)
         self.pool = pool
         self.fingerprint = fingerprint
+        self.has_remote_pool = False
+        """Whether the router's own side runs process-class trials on a pool."""
+        self.remote_slots: int | None = None
+        """The size of that pool, where the router tells it."""
         self.has_trials = hasattr(router, "create_trial")
         create = getattr(router, "create_trial", None)
         self._takes = set(inspect.signature(create).parameters) & {"seed", "outputs"} if create is not None else set()
@@ -64,7 +70,7 @@ class Connection:
         ``wanted``: ``seed`` and ``outputs``, for routers that take them.
         """
         if not self.has_trials:
-            return {"trial_runtime_id": None, "workspace": None}
+            return {"trial_runtime_id": None, "workspace": None, "lent": _Lent(self.router, task_id)}
         more = {name: value for name, value in wanted.items() if name in self._takes}
         opened: dict[str, Any] = await self.call(
             self.router.create_trial, task_id, run_id, episode_id, trial_index, tool_jobs, **more
@@ -74,7 +80,7 @@ class Connection:
     def bind(self, opened: Mapping[str, Any], task_id: str, settings: RunSettings) -> Any:
         """The router of one open trial."""
         if opened["trial_runtime_id"] is None:
-            return self.router
+            return opened["lent"]
         return self.router.for_trial(
             opened["trial_runtime_id"], task_id, verbosity=settings.tool_verbosity, workspace=opened.get("workspace")
         )
@@ -89,6 +95,7 @@ class Connection:
     async def close_trial(self, opened: Mapping[str, Any]) -> dict[str, Any]:
         """Close a trial runtime; what its router says of it."""
         if opened["trial_runtime_id"] is None:
+            opened["lent"].take_back()
             return {}
         closed = await self.call(self.router.close_trial, opened["trial_runtime_id"])
         return closed if isinstance(closed, dict) else {}
@@ -107,9 +114,42 @@ class Connection:
             wanted = "max_concurrency_per_task above 1"
         elif plan.has_chains and limits.global_trials > 1:
             wanted = "running chains of tasks concurrently"
+        elif self.has_remote_pool and limits.global_trials > 1 and plan.has_mode("process"):
+            wanted = "running process-class trials on a worker pool"
         if wanted:
             name = type(self.router).__name__
             raise ConfigError(f"{wanted} needs trial runtimes, and {name} has no create_trial")
+
+
+class _Lent:
+    """A router without trial runtimes, lent to one trial. Who acts after that trial's end gets NotFound."""
+
+    def __init__(self, router: Any, task_id: str) -> None:
+        self._router = router
+        self._task_id = task_id
+        self._is_over = False
+
+    def take_back(self) -> None:
+        self._is_over = True
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._router, name)
+        if not callable(value):
+            return value
+
+        async def later(*args: Any, **kwargs: Any) -> Any:
+            self._check()
+            return await value(*args, **kwargs)
+
+        def now(*args: Any, **kwargs: Any) -> Any:
+            self._check()
+            return value(*args, **kwargs)
+
+        return later if inspect.iscoroutinefunction(value) else now
+
+    def _check(self) -> None:
+        if self._is_over:
+            raise NotFound("trial", self._task_id)
 
 
 class _InThreads:
@@ -155,7 +195,12 @@ async def connect(interface: Any, settings: RunSettings) -> AsyncIterator[Connec
                 "worker_pool needs an interface that runs in-process (environments or a builder); with a router the "
                 "pool belongs to its server: start that one with a pool"
             )
-        yield await _connect_router(interface)
+        connection = await _connect_router(interface)
+        try:
+            yield connection
+        finally:  # its connections belong to this event loop; the router itself can be used again
+            with anyio.move_on_after(5, shield=True):
+                await _ask(connection, "disconnect", None)
         return
     async with contextlib.AsyncExitStack() as stack:
         pool = None
@@ -185,6 +230,8 @@ async def _connect_router(router: Any) -> Connection:
     task_ids = await connection.call(router.get_available_tasks)
     modes = await _ask(connection, "get_concurrency_modes", {})
     graph = await _ask(connection, "get_dependency_graph", {})
+    connection.has_remote_pool = bool(await _ask(connection, "get_trial_worker_active", False))
+    connection.remote_slots = await _ask(connection, "get_trial_worker_size", None)
     for task_id in task_ids:
         mode = check_mode(modes.get(task_id, "thread"), f"task {task_id!r}")
         connection.catalogue[task_id] = TaskInfo(task_id, mode, tuple(graph.get(task_id, ())), configures=True)

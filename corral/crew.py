@@ -41,8 +41,8 @@ class Crew:
     async def prepare(self, context: TrialContext) -> str | None:
         """Make the first attempt's agent of a trial ahead of time; its model's name, if it has one.
 
-        A factory that raises is called again by ``hire``, where the trial can tell of it; but a ConfigError, which
-        every trial would meet, is raised.
+        Raises AgentError if the factory does; ``hire`` then calls it again, where the trial can tell of it. A
+        ConfigError of the factory, which every trial would meet, is raised as it is.
         """
         key = TrialKey(context.task_id, context.trial_index)
         if key not in self._waiting:
@@ -51,7 +51,8 @@ class Crew:
             except AgentError as error:
                 if isinstance(error.__cause__, ConfigError):
                     raise error.__cause__ from None
-        return model_of(self._waiting.get(key))
+                raise
+        return model_of(self._waiting[key])
 
     async def hire(self, context: TrialContext) -> Any:
         """The agent for one attempt. AgentError if the factory raises."""

@@ -26,6 +26,7 @@ from corral.tasks import (
     check_unique,
     connected_components,
     parse_answer,
+    visible_outputs,
 )
 from corral.tools import JOB_TOOLS, Jobs, Tool, as_tool
 from corral.types import ConcurrencyMode, FreshMode, ToolCall, check_mode
@@ -56,8 +57,10 @@ class CorralState:
     """Task id -> output, of every parent."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as plain data; NumPy arrays become short descriptions."""
-        return to_data(self, f"the state of task {self.task_id!r}", arrays="describe")  # type: ignore[no-any-return]
+        """The state as plain data, without the hidden parts of outputs; NumPy arrays become short descriptions."""
+        data: dict[str, Any] = to_data(self, f"the state of task {self.task_id!r}", arrays="describe")
+        data["dependency_outputs"] = visible_outputs(data["dependency_outputs"])
+        return data
 
 
 class _EnvironmentMeta(ABCMeta):
@@ -157,6 +160,13 @@ class Environment(metaclass=_EnvironmentMeta):
         """The score of ``self.state.submitted_answer``; above 0 is a success."""
         definition = self._definition("score")
         return definition.score(self.state.submitted_answer, self.state.dependency_outputs)
+
+    def get_task_output(self) -> Mapping[str, Any]:
+        """What this task leaves to those that depend on it, beside "answer" and "score"; asked after a score above 0.
+
+        Plain data by name. Names that begin with an underscore are for environments only: agents never see them.
+        """
+        return {}
 
     def resolve_answer(self, answer: Any) -> Any:
         """The submitted answer as it is scored and handed to dependents: parsed if the definition says so."""

@@ -1,6 +1,7 @@
 """The session's journal: one append-only file of JSON lines, ``<checkpoint_dir>/<session_id>/journal.jsonl``.
 
-The first line is the header: what the session was started with. Each further line is the final record of one trial.
+The first line is the header: what the session was started with. Each further line is the final record of one trial,
+or what a run told when it had ended: the latest of these, with the trials, makes the session's report.
 The journal is the truth: what it does not hold has not happened, and a resumed session runs just that.
 
 Guarantees
@@ -23,14 +24,14 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO, NoReturn, Self
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Self
 
 from filelock import FileLock, Timeout
 
@@ -40,8 +41,8 @@ from corral.records import Record, as_recorded, decode, encode, from_record, kno
 from corral.types import TrialKey
 
 __all__ = [
-    "Header", "Journal", "Record", "as_recorded", "check_same", "check_session_id", "from_record", "new_session_id",
-    "to_record",
+    "Header", "Journal", "Place", "Reading", "Record", "as_recorded", "check_same", "check_session_id", "from_record",
+    "new_session_id", "read_journal", "to_record",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -214,7 +215,7 @@ class Journal:
             raise JournalError(f"no session ever began in {folder}")
         journal = cls(folder, _Lock(folder))
         try:
-            reading = _Reading(journal.path)
+            reading = Reading(journal.path)
             journal._open(reading.good)
             if reading.lacks_newline:
                 journal._write(b"\n")
@@ -229,6 +230,10 @@ class Journal:
         If that fails, what was written of them is cut off again, and nothing more is accepted: the run must stop.
         """
         self._write(b"".join(encode({"type": "trial", **record}) for record in records))
+
+    def append_run(self, run: Mapping[str, Any]) -> None:
+        """Write down how a run ended, on the disk when this returns. See ``append``."""
+        self._write(encode({"type": "run", **run}))
 
     def close(self) -> None:
         """Close the file and let others have the session. May be called again."""
@@ -315,13 +320,42 @@ class _Lock:
 # --- Reading ---
 
 
-class _Reading:
+class Place(NamedTuple):
+    """Where a line of the journal stands: its first byte, and its length."""
+
+    offset: int
+    length: int
+
+
+Keep = Callable[[Record, Place], Any]
+"""What is kept of a trial's record."""
+
+
+def read_journal(directory: str | os.PathLike[str], keep: Keep) -> Reading:
+    """Read a session without taking its lock or changing it, also while it runs; of each record what ``keep`` gives.
+
+    Raises JournalError where there is no session, or a damaged one.
+    """
+    if not Journal.exists(directory):
+        raise JournalError(f"no session ever began in {Path(directory)}")
+    return Reading(Path(directory) / FILE_NAME, keep)
+
+
+def _whole(record: Record, place: Place) -> Record:
+    return record
+
+
+class Reading:
     """One pass over a journal. ``good`` bytes of it are kept."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: Keep = _whole) -> None:
         self.path = path
-        self.records: dict[TrialKey, Record] = {}
+        self.records: dict[TrialKey, Any] = {}
+        """By trial, what was kept of its latest record, in the order they were written."""
+        self.run: Record | None = None
+        """What the latest run told when it had ended; None where none ever ended."""
         self.good = 0
+        self._keep = keep
         self.lacks_newline = False
         header = None
         blank: int | None = None
@@ -341,7 +375,7 @@ class _Reading:
             if header is None:
                 header = self._header(number, parsed)
             else:
-                self._add(number, parsed)
+                self._add(number, parsed, len(line))
             self.good += len(line)
         if header is None:
             self._refuse(1, "it is no header")
@@ -360,15 +394,19 @@ class _Reading:
         except TypeError as error:
             self._refuse(number, f"its header is not complete ({error})")
 
-    def _add(self, number: int, line: Record) -> None:
+    def _add(self, number: int, line: Record, length: int) -> None:
+        if line.get("type") == "run":
+            self.run = {name: value for name, value in line.items() if name != "type"}
+            return
         task_id, index = line.get("task_id"), line.get("trial_index")
         if line.pop("type", None) != "trial" or not isinstance(task_id, str) or not isinstance(index, int):
             self._refuse(number, "it is no record of a trial")
         key = TrialKey(task_id, index)
+        place = Place(self.good, length)
         if not line.pop("replaces", False) and key in self.records:
             self._refuse(number, f"it is a second final record of {key}")
         self.records.pop(key, None)
-        self.records[key] = line
+        self.records[key] = self._keep(line, place)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from corral.episode import Episode
 from corral.errors import ConfigError, TaskGraphError
 from corral.tasks import connected_components, missing_parents, topological_order
-from corral.types import TaskInfo, TrialKey
+from corral.types import ConcurrencyMode, TaskInfo, TrialKey
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class Plan:
     def has_chains(self) -> bool:
         """Whether a task uses another one's output."""
         return any(info.parents for info in self.tasks.values())
+
+    def has_mode(self, mode: ConcurrencyMode) -> bool:
+        """Whether a task is of that class."""
+        return any(info.mode == mode for info in self.tasks.values())
 
     def trials(self) -> Iterator[TrialKey]:
         """Every trial: round by round, in each round every task."""
@@ -53,6 +57,6 @@ def make_plan(catalogue: Mapping[str, TaskInfo], selection: tuple[str, ...] | No
     topological_order(parents)  # a cycle anywhere is an error of the environments, selected or not
     if missing := missing_parents(parents, chosen):
         lines = "; ".join(f"{task!r} needs {', '.join(map(repr, needed))}" for task, needed in missing.items())
-        raise TaskGraphError(f"the selection leaves out tasks whose outputs others need: {lines}")
+        raise TaskGraphError(f"task_ids leaves out tasks whose outputs others need: {lines}")
     order = topological_order({task_id: parents[task_id] for task_id in chosen})
     return Plan({task_id: catalogue[task_id] for task_id in order}, trials_per_task)

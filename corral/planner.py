@@ -122,6 +122,11 @@ class Planner:
             return None
         return next((name for name, amount in _path(request.demands) if not self._suffices(name, amount)), None)
 
+    def blocked(self) -> dict[str, int]:
+        """How many requests wait for each resource, as of the last ``admit()``. Its cost grows with their number."""
+        counts = {name: sum(_below(node) for node in nodes if node.parked) for name, nodes in self._parked.items()}
+        return {name: number for name, number in counts.items() if number}
+
     # --- What happens ---
 
     def add(self, request: Request) -> None:
@@ -277,6 +282,12 @@ class Planner:
             if self._suffices(resource, node.amount):
                 node.parked = False
                 self._list(node)
+
+
+def _below(node: _Node) -> int:
+    """How many requests wait at a node and below it. One that was withdrawn counts until it comes to the top."""
+    own = sum(isinstance(entry[-1], Request) for entry in node.heap)
+    return own + sum(_below(child) for child in node.children.values() if not child.parked)
 
 
 def _path(demands: Mapping[str, int]) -> list[tuple[str, int]]:

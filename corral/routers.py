@@ -371,6 +371,7 @@ class LocalRouter(SyncRouter):
         from corral.runtime import describe
         from corral.scratch import scratch_folder
 
+        check_verbosity(verbosity)
         self.source = EnvironmentSource(environments)
         catalogue = describe(self.source.here())
         self._scratch = scratch_folder()

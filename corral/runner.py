@@ -7,6 +7,7 @@ agent     ── Crew ───────┘
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sys
 import time
@@ -27,7 +28,7 @@ from corral.collector import Collector
 from corral.connection import Connection, connect, source_of
 from corral.crew import AgentFactory, Crew
 from corral.episode import Episode, Unreachable
-from corral.errors import ConfigError, FailureKind
+from corral.errors import AgentError, ConfigError, FailureKind, JournalError
 from corral.journal import Header, Journal, check_same, from_record, new_session_id
 from corral.plan import Plan, make_plan
 from corral.pool.entry import importing_main
@@ -39,6 +40,8 @@ from corral.tasks import task_output
 from corral.threads import call_blocking
 from corral.types import ConcurrencyConfig, TaskTrialResult, TrialKey
 from corral.unwrap import unwrapped
+
+_log = logging.getLogger(__name__)
 
 TICK = 1.0
 """Seconds between two looks at the pool for the progress display."""
@@ -189,21 +192,23 @@ class CorralRunner:
             session = _Session(self._checkpoint_dir, settings, plan, connection, self._crew)
             async with session.opened(display):
                 await session.run(display)
-                pool = connection.pool.statistics() if connection.pool else None
-            return BenchmarkResult.collect(
-                session.session_id,
-                plan.tasks,
-                session.results.values(),
-                trials_per_task=settings.trials_per_task,
-                k_values=settings.k_values,
-                run_name=settings.run_name,
-                seed=session.seed,
-                pool=pool,
-                wall_seconds=time.monotonic() - began,
-                settings=settings.described(),
-                journal=session.journal_path,
-                metrics=self._metrics,
-            )
+                result = BenchmarkResult.collect(
+                    session.session_id,
+                    plan.tasks,
+                    session.results.values(),
+                    trials_per_task=settings.trials_per_task,
+                    k_values=settings.k_values,
+                    run_name=settings.run_name,
+                    model=session.model,
+                    seed=session.seed,
+                    pool=connection.pool.statistics() if connection.pool else None,
+                    wall_seconds=time.monotonic() - began,
+                    settings=settings.described(),
+                    journal=session.journal_path,
+                    metrics=self._metrics,
+                )
+                await session.conclude(result)
+            return result
 
 
 @dataclass(frozen=True)
@@ -231,7 +236,9 @@ class _Session:
         self._crew = crew
         self._collector: Collector
         self.journal_path: Path | None = None
-        self._recorded_header: Header
+        self.model: str | None = None
+        self._journal: Journal
+        self._recorded_header: Header | None = None
         self._run_id = f"run_{secrets.token_hex(8)}"
 
     # ---- the journal ----
@@ -243,14 +250,14 @@ class _Session:
             journal = await call_blocking(self._find)
             if journal is not None:
                 stack.callback(journal.close)
-            model = await self._label()
-            if journal is None:
+            model = self.model = await self._label()
+            if journal is None or self._recorded_header is None:
                 journal = await call_blocking(Journal.create, self._directory, self._header(model))
                 stack.callback(journal.close)
             else:
                 most = max((key.trial_index + 1 for key in self.results), default=0)
                 check_same(self._recorded_header, *self._identity_parts(model), recorded_trials=most)
-            self.journal_path = journal.path
+            self._journal, self.journal_path = journal, journal.path
 
             def recorded(result: TaskTrialResult) -> None:
                 self.results[result.key] = result
@@ -259,6 +266,13 @@ class _Session:
             collector = Collector(journal, recorded, recorded=list(self.results))
             self._collector = await stack.enter_async_context(collector)
             yield
+
+    async def conclude(self, result: BenchmarkResult) -> None:
+        """Write down what no trial's record tells, so that the journal holds the whole report."""
+        try:
+            await call_blocking(lambda: self._journal.append_run(result.closing_record()))
+        except JournalError as error:  # every trial is on the disk: the result is worth more than this line
+            _log.warning("the session's journal has no closing line: %s", error)
 
     def _find(self) -> Journal | None:
         """The recorded session, if there is one: its seed and its results are this run's from now on."""
@@ -275,14 +289,18 @@ class _Session:
         return journal
 
     async def _label(self) -> str | None:
-        """The model's name: the crew's word, else that of the first agent that is needed, else the recorded one."""
+        """The model's name: the crew's word, else that of the first agent that is needed, or would be.
+
+        Where that agent cannot be made: the recorded one, for there is nothing that speaks against it.
+        """
         if self._crew.label is not None or self._crew.is_shared:
             return self._crew.label
-        for key in self._plan.trials():
-            if not self._is_settled(key):
-                return await self._crew.prepare(self.identity.context(key))
-        recorded: str | None = self._recorded_header.fingerprint.get("model")
-        return recorded
+        key = next((key for key in self._plan.trials() if not self._is_settled(key)), next(self._plan.trials()))
+        try:
+            return await self._crew.prepare(self.identity.context(key))
+        except AgentError:
+            recorded: str | None = self._recorded_header.fingerprint.get("model") if self._recorded_header else None
+            return recorded
 
     def _is_settled(self, key: TrialKey) -> bool:
         """Whether a trial has a record that stands."""
@@ -337,7 +355,7 @@ class _Session:
         )
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._tell, display, scheduler)
+                tasks.start_soon(self._tell, display, scheduler, driver)
                 await scheduler.run(pending.jobs, pending.recorded)
                 tasks.cancel_scope.cancel()
         finally:
@@ -358,14 +376,17 @@ class _Session:
         if self._settings.limits.per_model:
             for job in jobs:
                 if not self._is_settled(job.key):
-                    job.model = await self._crew.prepare(self.identity.context(job.key))
+                    with suppress(AgentError):  # its trial will tell
+                        job.model = await self._crew.prepare(self.identity.context(job.key))
         settled = {key: result.success for key, result in self.results.items() if self._is_settled(key)}
         return _Pending(jobs, settled)
 
     def _grow_pool(self, jobs: list[Job]) -> int | None:
         pool = self._connection.pool
         if pool is None or self._settings.worker_pool is None:
-            return None
+            # A server hands out its slots itself, to other runs too; more trials than it has would only wait there.
+            most = self._connection.remote_slots or self._settings.limits.global_trials
+            return most if self._connection.has_remote_pool else None
         to_run = sum(job.info.mode == "process" and not self._is_settled(job.key) for job in jobs)
         wanted = self._settings.worker_pool.size or min(self._settings.limits.global_trials, to_run)
         pool.resize(max(1, wanted))
@@ -377,13 +398,14 @@ class _Session:
         result = TaskTrialResult.not_graded(job.key, FailureKind.NOT_RUN, message, state=state)
         await self._collector.record(result, replaces=job.key in self.results)
 
-    async def _tell(self, display: Progress, scheduler: Scheduler) -> None:
+    async def _tell(self, display: Progress, scheduler: Scheduler, driver: TrialDriver) -> None:
         """Keep the display informed of what no trial tells."""
         tick = getattr(display, "tick", None)
         while True:
             if self._connection.pool is not None:
                 display.pool(self._connection.pool.statistics())
-            display.waiting({"waiting": scheduler.waiting} if scheduler.waiting else {})
+            display.waiting(scheduler.waits())
+            driver.tell_phases()
             if tick is not None:
                 tick()
             await anyio.sleep(TICK)

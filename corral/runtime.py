@@ -175,7 +175,7 @@ class TrialRuntime:
             state.is_attempted = True
             self._over = "the answer was submitted"
             state.score = self._score()
-            return self._result(state.score)
+            return self._result(state.score, self._output() if state.score > 0 else {})
 
     def surrender(self) -> TaskTrialResult:
         """End the trial without an answer: score 0."""
@@ -354,7 +354,15 @@ class TrialRuntime:
             raise ScoringError(f"{what} gave {given!r:.80} ({type(given).__name__}), which is no finite number")
         return score
 
-    def _result(self, score: float) -> TaskTrialResult:
+    def _output(self) -> dict[str, Any]:
+        what = f"get_task_output of task {self.spec.task_id!r}"
+        with failing_as(ScoringError, what):
+            given: Any = self.env.get_task_output()
+        if not isinstance(given, Mapping):
+            raise ScoringError(f"{what} gave a {type(given).__name__}; it must give a mapping by name")
+        return to_data(given, what, arrays="list")  # type: ignore[no-any-return]
+
+    def _result(self, score: float, output: Mapping[str, Any] | None = None) -> TaskTrialResult:
         statistics: dict[str, dict[str, int]] = {}
         for call in self.env.state.tool_calls:
             counts = statistics.setdefault(call.tool, {"calls": 0, "errors": 0})
@@ -363,7 +371,8 @@ class TrialRuntime:
         return TaskTrialResult(
             *self.key,
             score=score,
-            state=self.env.state.to_dict(),
+            # Only here, not in the state that agents can ask for: the output may hold hidden parts.
+            state=self.env.state.to_dict() | ({"output": dict(output)} if output else {}),
             tool_statistics=statistics,
             surrendered=self.env.state.surrendered,
         )

@@ -10,7 +10,7 @@ Assumption: ``run_trial`` gives a result whatever happens to the trial; what it 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -45,6 +45,12 @@ class _Chain:
     slot_holder: TrialKey | None = None
 
 
+_LIMITS = {
+    GLOBAL: "max_concurrency", GATE: "the gate of serial trials", SLOT: "a slot of the pool",
+    CONFIGURE: "configure_apps", "task": "max_concurrency_per_task",
+}  # fmt: skip
+"""The planner's resources in the words of those who set them."""
+
 RunTrial = Callable[[Job, Callable[[], None]], Awaitable[TaskTrialResult]]
 SkipTrial = Callable[[Job, Unreachable], Awaitable[None]]
 CloseEpisode = Callable[[Episode], Awaitable[None]]
@@ -75,6 +81,14 @@ class Scheduler:
     def waiting(self) -> int:
         """Trials that could start but for a limit."""
         return self._planner.waiting
+
+    def waits(self) -> dict[str, int]:
+        """How many trials wait for what, by the name of the limit; without those that wait for parents."""
+        counts: Counter[str] = Counter()
+        for resource, number in self._planner.blocked().items():
+            kind, _, name = resource.partition(":")
+            counts[f"per_model[{name}]" if kind == "model" else _LIMITS.get(kind, kind)] += number
+        return dict(counts)
 
     async def run(self, jobs: Iterable[Job], recorded: Mapping[TrialKey, bool]) -> None:
         """Run every job whose trial is not ``recorded`` (with whether it succeeded) already."""

@@ -25,12 +25,16 @@ from typing import Any
 
 import anyio
 
+from corral.data import to_data
 from corral.errors import (
     ConfigError,
     ConfigureTimeout,
     EnvStartError,
+    ErrorRecord,
     FailureKind,
     NotFound,
+    SerializationError,
+    SubmissionError,
     ToolTimeout,
     TrialError,
 )
@@ -45,6 +49,7 @@ from corral.types import (
     TaskTrialResult,
     ToolCall,
     ToolResponse,
+    TrialKey,
     TrialSpec,
     WorkerRef,
     check_count,
@@ -84,6 +89,8 @@ class OpenTrial:
     fault: TrialError | None = None
     """What broke it."""
     worker: WorkerRef | None = None
+    output: str = ""
+    """The tail of what its process printed, where that was killed."""
     result: TaskTrialResult | None = None
     """What submitting or surrendering gave."""
     turn: anyio.Lock = field(default_factory=anyio.Lock)
@@ -203,7 +210,7 @@ class TrialService:
     async def _pass_gate(self, task_id: str) -> None:
         if not self._waits and self._gate_holder is not None:
             raise ConfigError(
-                f"a trial of {task_id!r} must run alone here, and one of {self._gate_holder!r} is open: close that first"
+                f"a trial of {task_id!r} must run alone here, and one of {self._gate_holder!r} is open: close it first"
             )
         await self._gate.acquire()
         self._gate_holder = task_id
@@ -260,6 +267,7 @@ class TrialService:
             await trial.host.kill()
             return Closed((f"close did not end within {seconds:g} s; its process was killed",), *trial.host.usage())
         except (TrialError, NotFound):  # its process is gone already; the attempt's error says why
+            trial.output = trial.host.last_output()
             return Closed((), *trial.host.usage())
 
     async def close_episode(self, episode_id: str) -> None:
@@ -308,6 +316,8 @@ class TrialService:
             if trial.fault is not None:
                 raise trial.fault
             trial.phase = f"tool {arguments[0]}" if action is Action.EXECUTE else action.value
+            if (refusal := _refusal(trial, action, arguments)) is not None:
+                return refusal
             try:
                 value = await self._perform_within_limit(trial, action, arguments)
             except TrialError as error:
@@ -369,8 +379,36 @@ class TrialService:
                 runtime_id = await self._shared_trial(task_id)
             return await self.perform(runtime_id, action, *arguments)
 
+    def shared_trial(self, task_id: str) -> OpenTrial | None:
+        """The task's shared trial, if one is open."""
+        return self._trials.get(self._shared.get(task_id, ""))
+
+    async def close_shared(self, task_id: str) -> None:
+        """Close the task's shared trial, if one is open."""
+        async with self._sharing.setdefault(self._info(task_id).task_id, anyio.Lock()):
+            if (trial := self.shared_trial(task_id)) is not None:
+                await self.close_trial(trial.runtime_id)
+
     def check_episode_support(self) -> None:
         """ConfigError if a task of the catalogue needs outputs of one that is not in it."""
         for info in self.catalogue.values():
             if missing := [parent for parent in info.parents if parent not in self.catalogue]:
                 raise ConfigError(f"task {info.task_id!r} needs the outputs of unknown tasks: {', '.join(missing)}")
+
+
+def _refusal(trial: OpenTrial, action: Action, arguments: tuple[Any, ...]) -> ToolResponse | None:
+    """A failed call for arguments that are no data; SubmissionError for such an answer. So also where they could pass.
+
+    What an agent can do shall not depend on where its trial runs.
+    """
+    try:
+        if action is Action.EXECUTE:
+            to_data(arguments[1], f"the call of tool {arguments[0]!r}", arrays="describe")
+        elif action is Action.SUBMIT:
+            to_data(arguments[0], "the answer", arrays="describe")
+    except SerializationError as error:
+        if action is Action.EXECUTE:
+            return ToolResponse(False, error=str(ErrorRecord.of(error)))
+        key = TrialKey(trial.task_id, trial.trial_index)
+        raise SubmissionError(f"the answer to {key} cannot be accepted: {error}") from error
+    return None

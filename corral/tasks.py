@@ -17,16 +17,19 @@ from corral.tools import Tool, as_tool
 
 __all__ = [
     "Graph", "InputRef", "TaskDefinition", "check_graph", "check_unique", "connected_components", "missing_parents",
-    "parse_answer", "task_output", "topological_order",
+    "parse_answer", "task_output", "topological_order", "visible_outputs",
 ]  # fmt: skip
 
 Graph = Mapping[str, Sequence[str]]
 """Task id -> the ids of its parents."""
 
+HIDDEN = "_"
+"""Names in an output that begin so are for environments only: no agent sees them."""
+
 
 @dataclass(frozen=True, slots=True)
 class InputRef:
-    """A value taken from another task's output ``{"answer": ..., "score": ...}``.
+    """A value taken from another task's output: ``{"answer": ..., "score": ...}`` and what its environment added.
 
     Dots in ``key`` reach into structured answers: ``answer.pH``, ``answer.ions.0`` (digits are list positions).
     """
@@ -122,8 +125,10 @@ class TaskDefinition:
         if self.prompt_fn is not None:
             return self.prompt_fn(inputs)
         parts = [self.description]
-        if inputs:
-            parts.append("Given:\n" + "\n".join(f"- {name}: {_shown(value)}" for name, value in inputs.items()))
+        hidden = {name for name, ref in self.input_map.items() if ref.key.startswith(HIDDEN)}
+        given = [f"- {name}: {_shown(value)}" for name, value in inputs.items() if name not in hidden]
+        if given:
+            parts.append("Given:\n" + "\n".join(given))
         parts.append(f"Answer format: {self.submission_format}")
         return "\n\n".join(parts)
 
@@ -174,8 +179,19 @@ def parse_answer(answer: Any) -> Any:
 
 
 def task_output(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What dependents see of a task whose trial ended in ``state`` (a state as plain data)."""
-    return {"answer": state.get("submitted_answer"), "score": state.get("score")}
+    """What dependents get of a task whose trial ended in ``state`` (a result's state, as plain data)."""
+    added = state.get("output") or {}
+    return {**added, "answer": state.get("submitted_answer"), "score": state.get("score")}
+
+
+def visible_outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """``outputs`` (task id -> output) as agents may see them."""
+    return {
+        task_id: {name: value for name, value in output.items() if not str(name).startswith(HIDDEN)}
+        if isinstance(output, Mapping)
+        else output
+        for task_id, output in outputs.items()
+    }
 
 
 def check_unique(ids: Iterable[str]) -> None:

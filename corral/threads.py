@@ -18,6 +18,11 @@ import anyio
 from anyio import from_thread
 from anyio.lowlevel import EventLoopToken, current_token
 
+try:
+    import sniffio
+except ImportError:  # it comes with trio; anyio without it looks for the loop itself
+    sniffio = None  # type: ignore[assignment]
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -31,6 +36,7 @@ async def call_blocking(function: Callable[[*Ts], T], *args: *Ts) -> T:
     done = anyio.Event()
     outcome: list[tuple[bool, Any]] = []
     context = contextvars.copy_context()
+    context.run(_leave_loop)
 
     def job() -> None:
         try:
@@ -48,6 +54,12 @@ async def call_blocking(function: Callable[[*Ts], T], *args: *Ts) -> T:
         raise value
     finally:
         del value  # or the error would keep this frame alive, and the frame the error
+
+
+def _leave_loop() -> None:
+    """In a context that a thread gets: no event loop runs there, so that the thread may run one of its own."""
+    if sniffio is not None:
+        sniffio.current_async_library_cvar.set(None)
 
 
 def _tell(token: EventLoopToken, function: Callable[[], object]) -> None:

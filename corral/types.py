@@ -241,6 +241,12 @@ class Attempt:
     traceback: str = ""
     output: str = ""
     """The tail of what the trial process printed, Python and C level."""
+    started_at: float | None = None
+    """Its admission, in seconds since 1970 UTC by the supervisor's clock."""
+    opened: float | None = None
+    """Seconds from its admission until its environment was open; None if it never was."""
+    seconds: float = 0.0
+    """From its admission to its end."""
 
 
 @dataclass(frozen=True)

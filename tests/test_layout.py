@@ -22,16 +22,16 @@ LAYERS: list[set[str]] = [
     {"errors"},
     {"types"},
     {
-        "data", "guide", "jobs", "loop", "plain", "process_state", "recipe", "records", "schema", "scratch", "tasks", "threads",
-        "tools", "unwrap",
+        "calls", "counters", "data", "guard", "guide", "jobs", "loop", "plain", "process_state", "recipe", "records", "schema", "scratch", "tasks", "threads",
+        "tools", "turns", "unwrap", "once", "protocol",
     },
     {"environment"},
     {"catalogue", "runtime", "source"},
     {"envs.*", "episode", "journal", "plan", "planner", "pool.*"},
     {"collector", "crew", "hosts", "report.*", "routers", "scheduler", "service", "settings"},
-    {"agents.*", "server"},
+    {"agents.*", "app", "client", "endpoints", "front", "mcp_bridge", "openapi", "remote", "serving"},
     {"attempt", "connection", "envs.wetlab.agents", "runner"},
-    {"cli", "named", "pool.__main__"},
+    {"cli", "named", "server", "pool.__main__"},
 ]  # fmt: skip
 """From the bottom up. A module imports from its own layer and those below; within a layer there are no cycles."""
 
@@ -57,7 +57,7 @@ WORKER_MAY = {
 WORKER_NEVER = {
     "httpx", "fastapi", "starlette", "uvicorn", "rich", "trio", "corral.agents", "corral.collector", "corral.journal",
     "corral.pool.supervisor", "corral.pool.worker", "corral.routers", "corral.runner", "corral.scheduler",
-    "corral.server", "corral.service",
+    "corral.app", "corral.remote", "corral.service", "corral.serving", "mcp", "prometheus_client",
 }  # fmt: skip
 """What is never loaded in a worker, directly or by way of others."""
 

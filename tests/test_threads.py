@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from corral.threads import Bridge, call_blocking
@@ -43,8 +44,12 @@ async def test_the_call_runs_in_a_daemon_thread_beside_the_loop() -> None:
 
 async def test_the_loop_goes_on_while_the_call_runs() -> None:
     release = threading.Event()
+
+    async def wait_in_thread() -> None:
+        assert await call_blocking(release.wait, 5.0)
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call_blocking, release.wait, 5.0)
+        tasks.start_soon(wait_in_thread)
         await anyio.lowlevel.checkpoint()
         release.set()
 
@@ -57,9 +62,13 @@ async def test_context_variables_are_seen() -> None:
 async def test_more_calls_at_once_than_any_default_limit() -> None:
     """120 calls that wait for each other: with fewer threads than that none would return."""
     barrier = threading.Barrier(120, timeout=10)
+
+    async def meet() -> None:
+        await call_blocking(barrier.wait)
+
     async with anyio.create_task_group() as tasks:
         for _ in range(120):
-            tasks.start_soon(call_blocking, barrier.wait)
+            tasks.start_soon(meet)
 
 
 async def test_threads_are_used_again() -> None:

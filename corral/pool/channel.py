@@ -20,7 +20,6 @@ from itertools import count
 from pathlib import Path
 
 import anyio
-from anyio.abc import TaskGroup
 
 from corral.errors import ProtocolError
 from corral.pool.inlet import open_inlet
@@ -43,15 +42,16 @@ class Channel:
 
     async def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be sent; then nothing of it was."""
-        for part in encode(message):
-            view = memoryview(part)
-            while view.nbytes:
-                try:
-                    view = view[self._socket.send(view) :]
-                except BlockingIOError:
-                    await anyio.wait_writable(self._socket)
-                except OSError:
-                    raise anyio.EndOfStream from None
+        try:
+            for part in encode(message):
+                view = memoryview(part)
+                while view.nbytes:
+                    try:
+                        view = view[self._socket.send(view) :]
+                    except BlockingIOError:
+                        await anyio.wait_writable(self._socket)
+        except (OSError, anyio.ClosedResourceError):
+            raise anyio.EndOfStream from None
 
     async def receive(self) -> Message:
         """Wait for the next message."""
@@ -64,8 +64,10 @@ class Channel:
 
     def close(self) -> None:
         """Close this end. Who waits on it gets the end of the stream."""
-        self._inlet.close()
-        self._socket.close()
+        if self._socket.fileno() >= 0:
+            self._inlet.close()
+            anyio.notify_closing(self._socket)
+            self._socket.close()
 
 
 @dataclass
@@ -93,6 +95,7 @@ class Listener:
         self._address = address
         self._numbers = count(1)
         self._expected: dict[int, Visitor] = {}
+        self._serving = anyio.CancelScope(shield=True)  # a pool that is cancelled lets in whom it has to end
 
     def expect(self) -> Visitor:
         """Make a ticket; the visitor arrives with it."""
@@ -104,13 +107,19 @@ class Listener:
         """The ticket is void from now on."""
         self._expected.pop(visitor.ticket.number, None)
 
-    async def serve(self, tasks: TaskGroup) -> None:
-        """Let visitors in, until cancelled."""
-        while True:
-            await anyio.wait_readable(self._socket)
-            with contextlib.suppress(OSError):
-                connection, _ = self._socket.accept()
-                tasks.start_soon(self._welcome, connection)
+    async def serve(self) -> None:
+        """Let visitors in, until closed."""
+        with self._serving:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    await anyio.wait_readable(self._socket)
+                    with contextlib.suppress(OSError):
+                        connection, _ = self._socket.accept()
+                        tasks.start_soon(self._welcome, connection)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._serving.cancel()
 
     async def _welcome(self, connection: socket.socket) -> None:
         with contextlib.ExitStack() as at_the_door:
@@ -122,7 +131,7 @@ class Listener:
             except (OSError, anyio.EndOfStream, ProtocolError):  # TimeoutError is an OSError
                 return
             visitor = self._expected.get(number)
-            if visitor is None or not visitor.ticket.matches(secret):
+            if visitor is None or visitor.arrived.is_set() or not visitor.ticket.matches(secret):
                 return
             self.forget(visitor)
             if connection.family == socket.AF_INET:
@@ -153,9 +162,11 @@ async def open_listener(folder: Path) -> AsyncIterator[Listener]:
     try:
         async with anyio.create_task_group() as tasks:
             listener = Listener(sock, address)
-            tasks.start_soon(listener.serve, tasks)
-            yield listener
-            tasks.cancel_scope.cancel()
+            tasks.start_soon(listener.serve)
+            try:
+                yield listener
+            finally:
+                listener.close()
     finally:
         sock.close()
 

@@ -126,14 +126,19 @@ def sentinel(lifeline: int) -> Iterator[None]:
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # user code may have reaped it
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _stand_guard(lifeline: int, guarded: int) -> None:
     try:
         import select
 
+        if LINUX:
+            die_with_parent(guarded)  # a copy of its connection in a sentinel would hide its end for a moment
+        faulthandler.unregister(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         poll = select.poll()
         poll.register(lifeline, 0)  # an end-of-file is always reported; data is not ours to read
         while os.getppid() == guarded:
@@ -167,8 +172,11 @@ def _is_writable_file(number: int, target: str) -> bool:
 def child_pids() -> set[int]:
     """The direct children of this process, adopted ones included."""
     with contextlib.suppress(OSError):
-        with open(f"/proc/self/task/{os.getpid()}/children") as listing:
-            return {int(pid) for pid in listing.read().split()}
+        found: set[int] = set()
+        for thread in os.listdir("/proc/self/task"):  # each thread has those that it started
+            with open(f"/proc/self/task/{thread}/children") as listing:
+                found.update(int(pid) for pid in listing.read().split())
+        return found
     import psutil
 
     return {child.pid for child in psutil.Process().children()}

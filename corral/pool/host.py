@@ -160,7 +160,8 @@ class Host:
         if self._environments is None:  # the pool spawns, but this task's environment asks for a fork
             if wanted == "auto" or self._load is None:
                 return "spawn"
-            self._load_here(self._load)
+            with guards.sentinel(self._lifeline):
+                self._load_here(self._load)
         sound = hasattr(os, "pidfd_open") and guards.thread_count() == 1
         return "fork" if sound else "spawn"
 
@@ -198,11 +199,8 @@ class Host:
         try:
             fresh = self._soundest(fresh)
             pid = self._fork(ticket) if fresh == "fork" else self._hand_to_spare(ticket)
-        except EnvStartError as error:
-            self._link.send(ProcessEnded(ticket.number, None, record=error.record))
-            return
-        except OSError as error:
-            self._link.send(ProcessEnded(ticket.number, None, record=ErrorRecord.of(error)))
+        except Exception as error:
+            self._link.send(ProcessEnded(ticket.number, None, record=trial_process.load_failed(error).record))
             return
         self._child = _Child(ticket.number, pid, _watch(pid), log_start)
         self._link.send(ProcessStarted(ticket.number, pid))

@@ -8,12 +8,15 @@ from typing import Any
 
 import anyio
 
-from corral.errors import NotFound, TrialError
+from corral.errors import NotFound, TrialError, WorkerDied
 from corral.pool.config import WorkerPoolConfig
 from corral.pool.slots import Slot
 from corral.pool.wire import Close, Closed, Open, Opened, Perform
-from corral.pool.worker import TrialProcess
+from corral.pool.worker import TrialProcess, Worker
 from corral.types import Action, TaskInfo, TrialSpec, WorkerRef
+
+MAX_TRIES = 3
+"""Workers in a row that may be gone, before they made a trial process, until a trial is charged for it."""
 
 
 class Lease:
@@ -48,13 +51,22 @@ class Lease:
     async def _process_for(self, task_id: str) -> TrialProcess:
         if self.slot.process is not None and self.slot.process.alive:
             return self.slot.process
-        await self.slot.ready.wait()
-        if self.slot.worker is None:
-            raise self.slot.error or NotFound("worker", f"slot {self.slot.index}")
         wanted = self._catalogue[task_id].fresh
         fresh = self._config.fresh if wanted == "auto" else wanted
-        self.slot.process = await self.slot.worker.start_process(fresh)
-        return self.slot.process
+        for _ in range(MAX_TRIES):
+            worker = await self._worker()
+            self.slot.process = await worker.start_process(fresh)
+            if self.slot.process is not None:
+                return self.slot.process
+            self.slot.lose(worker)  # no trial had begun: its death is not the trial's to pay for
+        raise WorkerDied(f"{MAX_TRIES} workers of slot {self.slot.index} in a row were gone before they made a process")
+
+    async def _worker(self) -> Worker:
+        while (worker := self.slot.worker) is None:  # checked again after the wait: it may be lost meanwhile
+            if self.slot.state.is_over:
+                raise self.slot.error or NotFound("worker", f"slot {self.slot.index}")
+            await self.slot.ready.wait()
+        return worker
 
     async def perform(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Any:
         """Ask something of an open trial. Raises the TrialError that ended it, or what the request failed with."""

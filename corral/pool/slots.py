@@ -38,6 +38,14 @@ class Slot:
     busy_seconds: float = 0.0
     start_seconds: float = 0.0
 
+    def lose(self, worker: Worker) -> None:
+        """Its worker is gone. Whoever learns of it first says so; once is enough."""
+        if self.worker is worker:
+            self.worker = self.process = None
+            if self.state is not WorkerState.STOPPED:
+                self.restarts += 1
+                self.advance(WorkerEvent.DIED)
+
     def advance(self, event: WorkerEvent) -> None:
         """Take one step of the lifecycle."""
         self.state = next_state(self.state, event)

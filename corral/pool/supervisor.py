@@ -1,7 +1,8 @@
 """SUPERVISOR SIDE. WorkerPool: starts workers, keeps every slot served, leases them, shuts down by one deadline.
 
 Guarantees
-    * A slot whose worker is gone gets a new one at once; after MAX_STARTS failed starts in a row it is given up.
+    * A slot whose worker is gone gets a new one at once; after MAX_STARTS failed starts in a row it is given up. A
+      first worker that is not ready in time is not tried again.
     * Starts are staggered: at most as many at once as there are processors. The first worker starts alone and describes
       the environments, so a builder that cannot work costs MAX_STARTS processes, not MAX_STARTS per slot.
     * Leaving the pool ends every worker and all that it started, within SHUTDOWN_PATIENCE plus a kill.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -27,12 +29,13 @@ import cloudpickle
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, SerializationError
 from corral.pool.channel import Listener, open_listener
 from corral.pool.config import WorkerPoolConfig, available_cpus
+from corral.pool.entry import importing_main
 from corral.pool.lease import Lease
 from corral.pool.lifecycle import WorkerEvent, WorkerState
 from corral.pool.memory import MemoryWatch
 from corral.pool.slots import Slot, Slots
 from corral.pool.wire import HostSpec, Load
-from corral.pool.worker import Worker
+from corral.pool.worker import SlowStart, Worker
 from corral.scratch import scratch_folder
 from corral.source import describe_builder
 from corral.types import TaskInfo
@@ -42,6 +45,11 @@ MAX_STARTS = 3
 """Starts of one slot that may fail in a row before it is given up."""
 SHUTDOWN_PATIENCE = 10.0
 """Seconds for the whole pool to end by itself."""
+
+UNGUARDED = (
+    "the main script starts a worker pool while a worker imports it, and so would every worker; "
+    'put what starts the run under: if __name__ == "__main__":'
+)
 
 BuildEnvs = Callable[[], Mapping[str, Any]]
 
@@ -103,6 +111,10 @@ class WorkerPool:
         return self
 
     async def _open(self) -> None:
+        if importing_main():
+            raise ConfigError(UNGUARDED)
+        if self.config.log_dir is not None:
+            _make_log_folder(self.config.log_dir)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(_quiet_reaper())
             self._folder = Path(stack.enter_context(scratch_folder()))
@@ -160,6 +172,7 @@ class WorkerPool:
                 limit = self.config.max_trials_per_worker
                 if worker is not None and limit is not None and lease.slot.trials_of_worker >= limit:
                     await worker.stop()
+                    lease.slot.lose(worker)  # now, or the slot would be handed out with it
             finally:
                 self._slots.give_back(lease.slot)
 
@@ -188,17 +201,15 @@ class WorkerPool:
                 slot.advance(WorkerEvent.DIED)
                 if isinstance(error, ConfigError):
                     self._fatal = error
-                if failures == MAX_STARTS or self._fatal:
+                never_seen = isinstance(error, SlowStart) and not self.catalogue  # a hang: more of it helps nobody
+                if failures == MAX_STARTS or self._fatal or never_seen:
                     slot.advance(WorkerEvent.GIVE_UP)
                     self._slots.hand_out()
                     return
                 continue
             failures, slot.error = 0, None
             await worker.gone.wait()
-            slot.worker = slot.process = None
-            if slot.state is not WorkerState.STOPPED:
-                slot.advance(WorkerEvent.DIED)
-            slot.restarts += 1
+            slot.lose(worker)
 
     def _is_closing(self) -> bool:
         return self._closing
@@ -228,7 +239,6 @@ class WorkerPool:
         work_root.mkdir(exist_ok=True)
         keep = self.config.log_dir is not None
         logs = Path(self.config.log_dir) if self.config.log_dir is not None else self._folder
-        logs.mkdir(parents=True, exist_ok=True)
         log_path = (logs / f"slot-{slot.index}.log").resolve()
         return HostSpec(ticket, slot.index, str(work_root), str(log_path), keep)
 
@@ -273,6 +283,13 @@ def _statistics_of(slot: Slot) -> WorkerStatistics:
         busy_s=slot.busy_seconds,
         start_s=slot.start_seconds,
     )
+
+
+def _make_log_folder(folder: str | os.PathLike[str]) -> None:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"log_dir cannot be used: {error}") from None
 
 
 def _pickle(build_envs: BuildEnvs) -> bytes:

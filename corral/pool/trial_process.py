@@ -32,6 +32,7 @@ from corral.pool.wire import (
     Open,
     Opened,
     Perform,
+    Refused,
     StartProcess,
 )
 from corral.runtime import TrialRuntime, describe, load
@@ -48,12 +49,16 @@ class TrialServer:
         self._work_root = work_root
         self._runtimes: dict[str, TrialRuntime] = {}
 
-    def answer(self, request: Message) -> Done | Failed:
+    def answer(self, request: Message) -> Done | Failed | Refused:
         """Carry out one request. Whatever user code raises becomes data."""
         try:
             return Done(self._carry_out(request))
         except TrialError as error:
             return Failed.of(error)
+        except NotFound as error:
+            return Refused(str(error), (error.what, error.name))
+        except ConfigError as error:
+            return Refused(str(error))
         except BaseException as error:
             record = ErrorRecord.of(error)
             return Failed(ToolError.kind, f"the environment broke out of its call: {record}", record)

@@ -20,7 +20,16 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from corral.errors import TRIAL_ERRORS, ErrorRecord, FailureKind, ProtocolError, SerializationError, TrialError
+from corral.errors import (
+    TRIAL_ERRORS,
+    ConfigError,
+    ErrorRecord,
+    FailureKind,
+    NotFound,
+    ProtocolError,
+    SerializationError,
+    TrialError,
+)
 from corral.types import Action, FreshMode, TaskInfo, TrialSpec
 
 Buffer = bytes | bytearray | memoryview
@@ -198,6 +207,19 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """From a trial process: the request was the caller's mistake, and nothing happened."""
+
+    message: str
+    missing: tuple[str, str] | None = None
+    """What does not exist here, and its name; None for an argument that cannot be used."""
+
+    def error(self) -> NotFound | ConfigError:
+        """The error again."""
+        return NotFound(*self.missing) if self.missing else ConfigError(self.message)
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """The value of an Open: the trial's workspace."""
 
@@ -216,7 +238,7 @@ class Closed:
 
 Message = (
     Load | Loaded | LoadFailed | StartProcess | ProcessStarted | ProcessEnded
-    | Open | Perform | Close | Finish | Done | Failed
+    | Open | Perform | Close | Finish | Done | Failed | Refused
 )  # fmt: skip
 
 # ---- frames --------------------------------------------------------------------------------------------------------

@@ -17,17 +17,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
 from anyio.abc import TaskGroup
 
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, TrialError, WorkerDied
 from corral.pool.channel import Channel, Listener, Visitor
 from corral.pool.entry import enter
+from corral.pool.native_threads import native_threads_limited
+from corral.pool.processes import find_process, see_off
 from corral.pool.wire import (
     Done,
     Failed,
@@ -39,6 +40,7 @@ from corral.pool.wire import (
     Message,
     ProcessEnded,
     ProcessStarted,
+    Refused,
     StartProcess,
 )
 from corral.types import FreshMode
@@ -47,39 +49,13 @@ KILL_PATIENCE = 5.0
 """Seconds that a worker may take to report the end of a killed trial process, before it is killed itself."""
 FINISH_PATIENCE = 10.0
 """Seconds that a trial process may take to close its trials and end."""
+BIRTH_PATIENCE = 3.0
+"""Seconds, from its spawn, that a worker which is no longer wanted gets to appear, so that it can be killed."""
 LAST_WORDS = 0.2
 """Seconds between the signal that makes a hung process write where it hangs, and its kill."""
 
-NATIVE_THREADS = (
-    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
-    "BLIS_NUM_THREADS",
-)  # fmt: skip
-"""Set to 1 in workers, unless the user's environment has a value: N workers of N threads each would crowd each other,
-and a worker with more than one thread cannot be forked soundly."""
-
-_added_limits: list[str] = []
-_limit_users = 0
-
-
-@contextlib.contextmanager
-def native_threads_limited() -> Iterator[None]:
-    """While the block runs, interpreters that are started inherit a limit of one native thread.
-
-    anyio passes no environment to the interpreters it starts, and what they import first, the user's main module, may
-    load native libraries: so it must stand in this process's own environment for that moment.
-    """
-    global _limit_users
-    if _limit_users == 0:
-        _added_limits[:] = [name for name in NATIVE_THREADS if name not in os.environ]
-        os.environ.update(dict.fromkeys(_added_limits, "1"))
-    _limit_users += 1
-    try:
-        yield
-    finally:
-        _limit_users -= 1
-        if _limit_users == 0:
-            for name in _added_limits:
-                os.environ.pop(name, None)
+LAST_OUTPUT = 4096
+"""Bytes of a worker's output that the error of a failed start shows."""
 
 
 class TrialProcess:
@@ -93,6 +69,8 @@ class TrialProcess:
         self.ended = anyio.Event()
         self.end: ProcessEnded | None = None
         self._doom: TrialError | None = None
+        self._killing = False
+        self._asking = False
 
     @property
     def alive(self) -> bool:
@@ -104,6 +82,7 @@ class TrialProcess:
         channel = self._visitor.channel
         if channel is None or self._doom is not None or self.ended.is_set():
             raise await self.reason(phase)
+        self._asking = True
         try:
             await channel.send(message)
             answer = await channel.receive()
@@ -114,10 +93,12 @@ class TrialProcess:
         except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
             await self.kill(last_words=True)
             raise
+        finally:
+            self._asking = False
         match answer:
             case Done(value):
                 return value
-            case Failed():
+            case Failed() | Refused():
                 raise answer.error()
             case _:
                 raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
@@ -127,9 +108,10 @@ class TrialProcess:
         with anyio.move_on_after(1.0):
             await self.ended.wait()
         lost = not self.ended.is_set()
-        if lost:
-            await self.kill()
+        await self.kill()
         end = self.end
+        if end is not None and end.status not in (None, -signal.SIGKILL):
+            lost = False  # it ended by itself after all; on a busy machine the report took its time
         output = end.output if end else ""
         if self._doom is not None:
             self._doom.output = self._doom.output or output
@@ -145,7 +127,7 @@ class TrialProcess:
         """Let it close its trials and end; kill it if it does not."""
         channel = self._visitor.channel
         with anyio.CancelScope(shield=True):
-            if self.alive and channel is not None:
+            if self.alive and channel is not None and not self._asking:  # with a call in flight it would not listen
                 with anyio.move_on_after(FINISH_PATIENCE), contextlib.suppress(anyio.EndOfStream):
                     await channel.send(Finish())
                     await self.ended.wait()
@@ -158,7 +140,7 @@ class TrialProcess:
         """
         with anyio.CancelScope(shield=True):
             if not self.ended.is_set():
-                self._doom = self._doom or doom
+                self._doom, self._killing = self._doom or doom, True
                 if last_words:
                     await self._ask_for_last_words()
                 self.signal(signal.SIGKILL)
@@ -166,8 +148,7 @@ class TrialProcess:
                     await self.ended.wait()
             if not self.ended.is_set():
                 await self._worker.kill()
-            if self._visitor.channel is not None:
-                self._visitor.channel.close()
+            self._close()
 
     async def _ask_for_last_words(self) -> None:
         with anyio.move_on_after(LAST_WORDS):
@@ -183,11 +164,27 @@ class TrialProcess:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, number)
 
+    def has_started(self, pid: int) -> None:
+        """The worker's report."""
+        self.pid = pid
+        if self._killing:  # it was given up before its pid was known
+            self.signal(signal.SIGKILL)
+
     def has_ended(self, end: ProcessEnded) -> None:
         """The worker's report, or its loss."""
         self.end = end
         self.ended.set()
         self._visitor.give_up()
+        if not self._asking:  # its answer may have come just before its end
+            self._close()
+
+    def _close(self) -> None:
+        if self._visitor.channel is not None:
+            self._visitor.channel.close()
+
+
+class SlowStart(EnvStartError):
+    """A worker was not ready within ``start_timeout``."""
 
 
 class Worker:
@@ -201,13 +198,19 @@ class Worker:
         self._visitor = visitor
         self._listener = listener
         self._limiter = limiter
-        self._scope = anyio.CancelScope()
+        # Both are ended by ``kill`` and what follows from it alone: a cancelled pool still needs them to end in order.
+        self._scope = anyio.CancelScope(shield=True)
+        self._listening = anyio.CancelScope(shield=True)
+        self._patience = 0.0
+        self._what = ""
+        self._spawned = 0.0
         self._cause: BaseException | None = None
         self._channel: Channel | None = None
         self._processes: dict[int, TrialProcess] = {}
 
     async def start(self, tasks: TaskGroup, load: Load, patience: float, what: str) -> Loaded:
         """Spawn it and let it load, within ``patience`` seconds. EnvStartError if it could not; then it is gone."""
+        self._patience, self._what, self._spawned = patience, what, anyio.current_time()
         try:
             with anyio.fail_after(patience):
                 with native_threads_limited():
@@ -219,7 +222,7 @@ class Worker:
                 await channel.send(load)
                 answer = await channel.receive()
         except TimeoutError:
-            raise await self._slow_start(what, patience) from None
+            raise await self._slow_start() from None
         except anyio.EndOfStream:
             await self.kill()
             raise self._failed_start(what) from None
@@ -240,17 +243,27 @@ class Worker:
         try:
             with self._scope:
                 await to_process.run_sync(enter, self._spec, cancellable=True, limiter=self._limiter)
-        except BrokenWorkerProcess as error:
+        except (BrokenWorkerProcess, OSError) as error:
             self._cause = error.__cause__ or error
+            if not self._visitor.arrived.is_set():
+                # anyio does not wait for an interpreter whose main module failed: the event loop gets a moment to
+                # close its pipes, or their objects complain, on the user's terminal, once the loop is closed.
+                await anyio.sleep(LAST_WORDS)
         finally:
-            self._lose()
+            with anyio.CancelScope(shield=True):
+                await self._lose()
 
-    def _lose(self) -> None:
+    async def _lose(self) -> None:
         self._visitor.give_up()
-        for process in list(self._processes.values()):
+        for process in self._processes.values():
             process.signal(signal.SIGKILL)
+        await see_off([found for process in self._processes.values() if (found := find_process(process.pid))])
+        for process in list(self._processes.values()):
             process.has_ended(ProcessEnded(process.number, None))
         self._processes.clear()
+        self._listening.cancel()
+        if self._visitor.channel is not None:
+            self._visitor.channel.close()
         self.gone.set()
 
     def _failed_start(self, what: str) -> Exception:
@@ -262,18 +275,28 @@ class Worker:
             return EnvStartError.because(what, record)
         return EnvStartError.because("importing the main script in a worker", ErrorRecord.of(cause))
 
-    async def _slow_start(self, what: str, patience: float) -> EnvStartError:
+    async def _slow_start(self) -> SlowStart:
+        what = self._what if self.pid else "importing the main script"
         if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGUSR1)
-            await anyio.sleep(LAST_WORDS)
+            await self._ask_for_last_words()
         await self.kill()
-        record = ErrorRecord("TimeoutError", f"not ready within start_timeout = {patience:g} s{self._last_output()}")
-        return EnvStartError.because(f"{what}, in a worker,", record)
+        limit = f"start_timeout = {self._patience:g} s"
+        record = ErrorRecord("TimeoutError", f"not ready within {limit}{self._last_output()}")
+        return SlowStart.because(f"{what}, in a worker,", record)
+
+    async def _ask_for_last_words(self) -> None:
+        # Its new interpreter, if it has one, comes last: there the environments are loaded, and the tail is shown.
+        own = find_process(self.pid)
+        for processes in ([own] if own else [], self._descendants()):
+            for process in processes:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGUSR1)
+            await anyio.sleep(LAST_WORDS)
 
     def _last_output(self) -> str:
-        with contextlib.suppress(OSError):
-            text = Path(self._spec.log_path).read_text(errors="backslashreplace")[-2000:].strip()
+        with contextlib.suppress(OSError), open(self._spec.log_path, "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_OUTPUT))
+            text = log.read(LAST_OUTPUT).decode("utf-8", "backslashreplace").strip()
             return f"; its last output:\n{text}" if text else ""
         return ""
 
@@ -281,29 +304,36 @@ class Worker:
         """Take the worker's reports until it is gone."""
         assert self._channel is not None
         try:
-            while True:
-                match await self._channel.receive():
-                    case ProcessStarted(number, pid):
-                        if process := self._processes.get(number):
-                            process.pid = pid
-                    case ProcessEnded() as end:
-                        if process := self._processes.pop(end.number, None):
-                            process.has_ended(end)
-                    case other:
-                        raise ProtocolError(f"a worker reported a {type(other).__name__}")
+            with self._listening:
+                while True:
+                    self._take(await self._channel.receive())
         except (anyio.EndOfStream, ProtocolError):
             self._scope.cancel()
 
-    async def start_process(self, fresh: FreshMode) -> TrialProcess:
-        """Make a trial process. EnvStartError if it could not be made, WorkerDied if the worker is gone."""
+    def _take(self, report: Message) -> None:
+        match report:
+            case ProcessStarted(number, pid):
+                if process := self._processes.get(number):
+                    process.has_started(pid)
+            case ProcessEnded() as end:
+                if process := self._processes.pop(end.number, None):
+                    process.has_ended(end)
+            case other:
+                raise ProtocolError(f"a worker reported a {type(other).__name__}")
+
+    async def start_process(self, fresh: FreshMode) -> TrialProcess | None:
+        """Make a trial process; None if this worker was gone before it could. EnvStartError if it could not be made."""
+        if self.gone.is_set() or self._channel is None:
+            return None
         visitor = self._listener.expect()
         process = TrialProcess(self, visitor)
-        if self.gone.is_set() or self._channel is None:
-            raise WorkerDied.during("fork", pid=self.pid, slot=self.slot, status=None)
         self._processes[process.number] = process
         try:
-            await self._channel.send(StartProcess(visitor.ticket, fresh))
-            await visitor.arrived.wait()
+            with anyio.fail_after(self._patience):  # a new interpreter may still have to load
+                await self._channel.send(StartProcess(visitor.ticket, fresh))
+                await visitor.arrived.wait()
+        except TimeoutError:
+            raise await self._slow_start() from None
         except anyio.EndOfStream:
             await self.gone.wait()
         except BaseException:
@@ -312,9 +342,11 @@ class Worker:
         finally:
             self._listener.forget(visitor)
         process.pid = process.pid or visitor.pid
-        if visitor.channel is None:
-            raise await process.reason("start of the trial process")
-        return process
+        if visitor.channel is not None:
+            return process
+        if self.gone.is_set():
+            return None
+        raise await process.reason("start of the trial process")
 
     async def stop(self) -> None:
         """End it with all that it started: ask, then kill."""
@@ -330,7 +362,17 @@ class Worker:
     async def kill(self) -> None:
         """Kill it at once and wait until it is reaped."""
         with anyio.CancelScope(shield=True):
+            if not self._visitor.arrived.is_set():  # anyio loses an interpreter that is given up while it starts
+                with anyio.CancelScope(deadline=self._spawned + BIRTH_PATIENCE):
+                    await self._visitor.arrived.wait()
+            below = self._descendants()
             self._scope.cancel()
             await self.gone.wait()
-            if self._channel is not None:
-                self._channel.close()
+            await see_off(below)  # what it would have ended itself, had it been asked
+
+    def _descendants(self) -> list[psutil.Process]:
+        process = None if self.gone.is_set() else find_process(self._visitor.pid)
+        try:
+            return process.children(recursive=True) if process else []
+        except psutil.Error:
+            return []

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from corral.report.files import stable, stable_bytes
 from corral.report.metrics import Metric, pass_at_k, pass_hat_k
+from corral.report.figures import Cost
+from corral.report.intervals import Difference, Estimate
 from corral.report.result import BenchmarkResult, Coverage, TaskTrialResults
 
 __all__ = [

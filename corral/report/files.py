@@ -12,12 +12,13 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from corral.plain import plain
+from corral.records import encode
 
 
 class Reportable(Protocol):
@@ -41,17 +42,23 @@ def dump(value: object, *, indent: int | None = 2) -> str:
 
 def write(path: str | os.PathLike[str], text: str) -> Path:
     """Write ``text`` to ``path`` in one step, durably; directories that are missing are made. Returns the path."""
+    return write_chunks(path, [text.encode("utf-8")])
+
+
+def write_chunks(path: str | os.PathLike[str], chunks: Iterable[bytes]) -> Path:
+    """``write`` for what is made piece by piece: nothing is in place before the last piece was written."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     target = Path(os.path.realpath(path))  # a link stays a link
     if target.exists() and not target.is_file():
         # A device or a pipe, such as /dev/stdout, has no other file to be replaced by.
-        target.write_text(text, encoding="utf-8", newline="")
+        with open(target, "wb") as device:
+            device.writelines(chunks)
         return path
     draft = target.with_name(f".corral-{secrets.token_hex(8)}.tmp")
     try:
         with open(draft, "xb") as file:
-            file.write(text.encode("utf-8"))
+            file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, target)
@@ -72,6 +79,32 @@ def _sync_directory(path: Path) -> None:
             os.close(descriptor)
 
 
+def report_chunks(
+    head: Mapping[str, Any], tasks: Iterable[tuple[str, Mapping[str, Any], Iterable[Mapping[str, Any]]]]
+) -> Iterator[bytes]:
+    """A report as JSON text, with its tasks (id, head, trials) as they come: indented, and one trial in one line.
+
+    So a session of any size is written without being held in memory, and its file can be read with line tools.
+    """
+    yield _open_end(dump(head), "\n") + b',\n  "tasks": {'
+    separator = b"\n"
+    for task_id, task, trials in tasks:
+        yield separator + b"    " + dump(task_id).encode() + b": "
+        yield _open_end(dump(task).replace("\n", "\n    "), "\n    ") + b',\n      "trials": ['
+        separator = b"\n"
+        for trial in trials:
+            yield separator + b"        " + encode(trial).rstrip(b"\n")
+            separator = b",\n"
+        yield b"]\n    }"
+        separator = b",\n"
+    yield b"}\n}\n" if separator == b"\n" else b"\n  }\n}\n"
+
+
+def _open_end(text: str, indent: str) -> bytes:
+    """JSON text of an object without its closing brace."""
+    return text.removesuffix(f"{indent}}}").encode()
+
+
 def load(report: Report) -> dict[str, Any]:
     """``report`` as JSON data of its own."""
     if isinstance(report, str | os.PathLike):
@@ -87,10 +120,14 @@ def load(report: Report) -> dict[str, Any]:
 
 # What may differ between two equal runs, by the place where it stands.
 _OF_RUN = frozenset({
-    "session", "run_name", "seed", "created", "journal", "version", "versions", "wall_s", "settings", "pool",
+    "session", "run_name", "model", "seed", "created", "journal", "version", "versions", "wall_s", "settings", "pool",
+    "time", "peak_rss",
 })  # fmt: skip
 _OF_TRIAL = frozenset({"duration", "timings", "worker"})
-_OF_ATTEMPT = frozenset({"number", "worker", "peak_rss", "cpu_seconds", "traceback", "output"})
+_OF_ATTEMPT = frozenset({
+    "number", "worker", "peak_rss", "cpu_seconds", "traceback", "output", "started_at", "opened",
+    "seconds",
+})  # fmt: skip
 _OF_STATE = frozenset({"workspace", "trial_id", "runtime_id"})
 _OF_MESSAGE = frozenset({"timestamp", "created", "created_at", "duration", "elapsed", "latency"})
 

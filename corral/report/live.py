@@ -26,6 +26,9 @@ from corral.types import TaskTrialResult, TrialKey, WorkerRef
 REFRESH_SECONDS = 0.1
 """Least time between two refreshes that events cause: a fast run must not spend its time on drawing."""
 
+LONG_SECONDS = 30.0
+"""From then on the age of a phase stands out: it may hang."""
+
 
 class TerminalConsole(Console):
     """A console that goes silent when its reader is gone. Rich's own would end the program and its output."""
@@ -166,11 +169,13 @@ class LiveProgress(Silent):
         shown = oldest[: max(1, min(self._rows, self._console.height - 6))]
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(ratio=3, no_wrap=True, overflow="ellipsis")
-        table.add_column(ratio=4, no_wrap=True, overflow="ellipsis", style="dim")
+        table.add_column(ratio=4, no_wrap=True, overflow="ellipsis")
         table.add_column(justify="right", no_wrap=True)
         for trial in shown:
-            phase = f"{printable(trial.phase)} {clock_time(now - trial.phase_since)}"
-            table.add_row(Text(f"  {printable(trial.key)}"), Text(phase), clock_time(now - trial.since))
+            age = now - trial.phase_since
+            phase = Text(f"{printable(trial.phase)} {clock_time(age)}", style="yellow" if age >= LONG_SECONDS else "dim")
+            where = "" if trial.worker is None else f"  slot {trial.worker.slot}"
+            table.add_row(Text(f"  {printable(trial.key)}{where}"), phase, clock_time(now - trial.since))
         if len(oldest) > len(shown):
             table.add_row(Text(f"  and {len(oldest) - len(shown)} more"), "", "")
         return table

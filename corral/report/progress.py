@@ -6,6 +6,7 @@ raises into the run, even when its output is gone. ``LiveProgress``, for a termi
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
@@ -38,6 +39,9 @@ __all__ = [
 
 Clock: TypeAlias = Callable[[], float]
 """Seconds by a monotonic clock."""
+
+CALM_SECONDS = 30.0
+"""Between two lines of a run that was not asked for any."""
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +130,8 @@ class Tally(Silent):
     running: dict[TrialKey, Running] = field(default_factory=dict)
     waits: dict[str, int] = field(default_factory=dict)
     pool_statistics: dict[str, Any] = field(default_factory=dict)
+    memory: int | None = None
+    """Bytes of this process, the workers and the trial processes; None without a pool."""
     start: float = 0.0
 
     def planned(self, total: int, already_recorded: int) -> None:
@@ -138,9 +144,10 @@ class Tally(Silent):
         self.running[key] = Running(key, worker, now, phase_since=now)
 
     def phase(self, key: TrialKey, phase: str) -> None:
-        """A trial that is not known as running is left out."""
-        if key in self.running:
-            self.running[key].phase, self.running[key].phase_since = phase, self.clock()
+        """A trial that is not known as running is left out; the same phase again is no news."""
+        trial = self.running.get(key)
+        if trial is not None and trial.phase != phase:
+            trial.phase, trial.phase_since = phase, self.clock()
 
     def recorded(self, result: TaskTrialResult) -> None:
         """The trial runs no longer, if it ever did."""
@@ -159,6 +166,7 @@ class Tally(Silent):
         """The latest statistics stand."""
         data = plain(statistics)
         self.pool_statistics = data if isinstance(data, dict) else {}
+        self.memory = _memory(self.pool_statistics.get("workers"))
 
     @property
     def done(self) -> int:
@@ -202,17 +210,37 @@ class Tally(Silent):
         shown = [f"{pool[name]} {name}" for name in ("leased", "idle", "starting") if pool.get(name)]
         if pool.get("restarts"):
             shown.append(count(pool["restarts"], "restart"))
+        if self.memory:
+            shown.append(f"{self.memory / 2**30:.1f} GiB of memory")
         return f"pool of {pool['size']}" + (f": {', '.join(shown)}" if shown else "")
+
+
+def _memory(workers: object) -> int | None:
+    """Bytes of this process and of those that the pool's statistics name."""
+    if not isinstance(workers, list):
+        return None
+    import psutil  # not every display is of a pool
+
+    pids = [worker.get(name) for worker in workers if isinstance(worker, dict) for name in ("pid", "trial_pid")]
+    total = 0
+    for pid in {os.getpid(), *(pid for pid in pids if isinstance(pid, int))}:
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            total += psutil.Process(pid).memory_info().rss
+    return total
 
 
 class LineProgress(Tally):
     """For logs and pipes: a line every ``every`` seconds while the run tells something, and one at the end.
 
-    ``tick`` makes the line due even when nothing else happens, as in a run that hangs.
+    ``tick`` makes the line due even when nothing else happens, as in a run that hangs. A ``patient`` one says nothing
+    of a run that has ended before its first line is due.
     """
 
-    def __init__(self, stream: TextIO, *, clock: Clock = time.monotonic, every: float = 10.0) -> None:
+    def __init__(
+        self, stream: TextIO, *, clock: Clock = time.monotonic, every: float = 10.0, patient: bool = False
+    ) -> None:
         super().__init__(clock)
+        self._silent = patient
         self._stream: TextIO | None = stream
         self._every = every
         self._last = clock()
@@ -223,7 +251,8 @@ class LineProgress(Tally):
         super().planned(total, already_recorded)
         self._last = self.clock()
         before = f", {already_recorded} of them recorded before" if already_recorded else ""
-        self._write(f"{count(total, 'trial')} planned{before}")
+        if not self._silent:
+            self._write(f"{count(total, 'trial')} planned{before}")
 
     def started(self, key: TrialKey, worker: WorkerRef | None) -> None:
         """May print the line that is due."""
@@ -254,19 +283,21 @@ class LineProgress(Tally):
         """Print a line if one is due."""
         now = self.clock()
         if now - self._last >= self._every:
-            self._last = now
+            self._last, self._silent = now, False
             self._write(self._line())
 
     def finished(self) -> None:
         """The last line."""
         if not self._ended:
             self._ended = True
-            self._write(self._line())
+            if not self._silent:
+                self._write(self._line())
 
     def _line(self) -> str:
         parts = [f"{self.done} of {self.total} recorded", f"{self.successes} succeeded"]
         parts += [kinds(self.failures)] if self.failures else []
         parts += [f"{len(self.running)} running"] if self.running else []
+        parts += [f"waiting for {kinds(self.waits)}"] if self.waits else []
         for trial in self.oldest()[:1]:
             parts.append(
                 f"oldest {printable(trial.key)} in {printable(trial.phase)} for "
@@ -325,8 +356,9 @@ def choose(
 ) -> Progress:
     """The display that ``progress`` asks for, on ``stream`` (standard error).
 
-    None: live on a terminal, else nothing. True: live on a terminal, else lines. False: nothing. A function gets one
-    dict for each recorded trial. A ``Progress`` is used as it is.
+    None: live on a terminal, else a line every half minute of a run that takes so long. True: live on a terminal, else
+    (in a log, or a notebook) lines from the start. False: nothing. A function gets one dict for each recorded trial. A
+    ``Progress`` is used as it is.
     """
     stream = sys.stderr if stream is None else stream
     if progress is None or isinstance(progress, bool):
@@ -336,7 +368,7 @@ def choose(
             from corral.report.live import LiveProgress
 
             return LiveProgress(stream)
-        return LineProgress(stream) if progress else Silent()
+        return LineProgress(stream) if progress else LineProgress(stream, every=CALM_SECONDS, patient=True)
     if isinstance(progress, type):
         raise ConfigError(f"progress must be an object, not the class {progress.__qualname__}: call it first")
     if isinstance(progress, Progress):

@@ -6,6 +6,7 @@ an error is made printable first: no markup of rich, no control character and no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from corral.plain import plain
+from corral.report.comparison import Comparison
+from corral.report.intervals import Difference, Estimate
 from corral.report.metrics import Bounds
 from corral.report.result import BenchmarkResult, TaskTrialResults
-from corral.report.text import duration, figure, kinds, printable, shortened
+from corral.report.text import count, duration, figure, kinds, printable, shortened
 
 CAUSE_LIMIT = 400
 """Characters shown of the first cause of an incomplete run; the report holds all of it."""
@@ -87,7 +90,7 @@ def _failures(task: TaskTrialResults) -> Text:
 def _summary_lines(result: BenchmarkResult) -> Iterator[RenderableType]:
     coverage = result.coverage
     rows: list[tuple[str, str, str]] = [
-        ("score", _with_bounds(result.average_score(), result.average_score_bounds()), "bold"),
+        ("score", _figure(result.average_score_estimate(), result.average_score_bounds()), "bold"),
         *_pass_rows(result),
         *((name, _metric(value), "") for name, value in result.metric_values.items()),
         ("trials", f"{coverage.graded} of {coverage.planned} graded", "" if coverage.complete else "red"),
@@ -95,7 +98,8 @@ def _summary_lines(result: BenchmarkResult) -> Iterator[RenderableType]:
     if not coverage.complete:
         rows.append(("not graded", kinds(coverage.not_graded), "red"))
         rows.append(("first cause", shortened(result.first_cause(), CAUSE_LIMIT), "red"))
-    rows.append(("time", duration(result.wall_seconds), ""))
+    if result.wall_seconds is not None:
+        rows.append(("time", duration(result.wall_seconds), ""))
     rows.append(("session", printable(result.session_id), ""))
     table = Table(box=None, padding=(0, 3, 0, 0), show_header=False, pad_edge=False)
     table.add_column(style="dim", overflow="fold", max_width=24)
@@ -112,15 +116,70 @@ def _pass_rows(result: BenchmarkResult) -> Iterator[tuple[str, str, str]]:
     most = min((task.n for task in result.task_results.values()), default=0)
     for k in result.k_values:
         if k <= most:
-            yield f"pass@{k}", _with_bounds(result.pass_at_k(k), result.pass_at_k_bounds(k)), ""
+            yield f"pass@{k}", _figure(result.pass_at_k_estimate(k), result.pass_at_k_bounds(k)), ""
     for k in result.k_values:
         if 1 < k <= most:  # pass^1 is pass@1
-            yield f"pass^{k}", _with_bounds(result.pass_hat_k(k), result.pass_hat_k_bounds(k)), ""
+            yield f"pass^{k}", _figure(result.pass_hat_k_estimate(k), result.pass_hat_k_bounds(k)), ""
 
 
-def _with_bounds(value: float, bounds: Bounds) -> str:
+def _figure(value: Estimate, bounds: Bounds) -> str:
+    """``0.700 (0.700 to 0.900)  95 %: 0.612 to 0.771``; each part only where there is something to say."""
     low, high = figure(bounds[0]), figure(bounds[1])
-    return figure(value) if low == high else f"{figure(value)} ({low} to {high})"
+    open_range = "" if low == high else f" ({low} to {high})"
+    return figure(value.value) + open_range + _interval(value)
+
+
+def _interval(value: Estimate | Difference) -> str:
+    return "" if math.isnan(value.low) else f"   95 %: {figure(value.low)} to {figure(value.high)}"
+
+
+# --- A comparison ---
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print what changed from one run to another: the figures, then the tasks that differ."""
+    rows = [("score", comparison.average_score), ("success rate", comparison.success_rate)]
+    rows += [(f"pass@{k}", value) for k, value in comparison.pass_at_k.items() if k != "1"]
+    rows += [(f"pass^{k}", value) for k, value in comparison.pass_hat_k.items() if k != "1"]
+    table = _table(("", "fold"), ("difference", "right"), ("95 %", "right"), ("p", "right"))
+    for name, value in rows:
+        table.add_row(Text(name), _signed(value.value), _range(value), figure(value.p_value))
+    before, after = printable(comparison.before), printable(comparison.after)
+    parts: list[RenderableType] = [Text(f"{after} against {before}, {count(len(comparison.tasks), 'task')} of both")]
+    parts += [Text(), table, Text(), *_changed_tasks(comparison)]
+    for where, only in ((before, comparison.only_before), (after, comparison.only_after)):
+        if only:
+            parts.append(Text(shortened(f"only in {where}: {', '.join(only)}", CAUSE_LIMIT), style="dim"))
+    if any(comparison.not_graded):
+        lost = " and ".join(map(str, comparison.not_graded))
+        parts.append(Text(f"not graded, and counted as 0: {lost} trials", style="yellow"))
+    for part in parts:
+        console.print(part, highlight=False)
+
+
+def _changed_tasks(comparison: Comparison) -> Iterator[RenderableType]:
+    changed = [task for task in comparison.tasks if task.before != task.after]
+    if not changed:
+        yield Text("No task has another average score.")
+        return
+    table = _table(
+        ("task", "fold"), ("before", "right"), ("after", "right"), ("difference", "right"), ("95 %", "right"),
+        ("p (Holm)", "right"),
+    )  # fmt: skip
+    for task in sorted(changed, key=lambda task: task.difference.value):
+        table.add_row(
+            Text(printable(task.task_id)), figure(task.before), figure(task.after), _signed(task.difference.value),
+            _range(task.difference), figure(task.adjusted_p),
+        )  # fmt: skip
+    yield table
+
+
+def _signed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:+.3f}"
+
+
+def _range(value: Difference) -> str:
+    return "-" if math.isnan(value.low) else f"{value.low:+.3f} to {value.high:+.3f}"
 
 
 def _metric(value: object) -> str:
@@ -146,7 +205,7 @@ def _workers(result: BenchmarkResult) -> list[Mapping[str, Any]]:
     workers = statistics.get("workers") if isinstance(statistics, dict) else None
     if not isinstance(workers, list):
         return []
-    return [_with_share(worker, result.wall_seconds) for worker in workers if isinstance(worker, dict)]
+    return [_with_share(worker, result.wall_seconds or 0.0) for worker in workers if isinstance(worker, dict)]
 
 
 def _with_share(worker: Mapping[str, Any], wall_seconds: float) -> Mapping[str, Any]:

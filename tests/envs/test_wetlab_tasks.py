@@ -13,6 +13,7 @@ pytest.importorskip("phreeqc")
 
 from corral.envs.wetlab import agents, build_envs
 from corral.envs.wetlab.answers import parse_ions
+from corral.envs.wetlab.chain import chain_tasks
 from corral.envs.wetlab.environment import WetlabEnvironment
 from corral.envs.wetlab.reference import TIE_ML, TIE_PORES
 from corral.envs.wetlab.tasks import ANIONS, CATIONS, default_tasks, prompt, score_ions, score_order
@@ -183,7 +184,7 @@ def test_feedback_says_what_was_understood() -> None:
 
 def test_build_envs_is_the_plan_and_process_class() -> None:
     envs = build_envs()
-    assert list(envs) == list(TASKS)
+    assert list(envs) == [*TASKS, *chain_tasks()]
     assert {e.concurrency for e in envs.values()} == {"process"}
 
 

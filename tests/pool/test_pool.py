@@ -13,9 +13,9 @@ import anyio
 import psutil
 import pytest
 
-from corral.errors import NotFound, TrialError
+from corral.errors import ConfigError, NotFound, TrialError
 from corral.pool import WorkerPool, WorkerPoolConfig
-from corral.pool.worker import NATIVE_THREADS
+from corral.pool.native_threads import NATIVE_THREADS
 from corral.types import Action, TaskTrialResult
 from tests.support import pool_envs
 from tests.support.pool_driving import once, opened, pool, python
@@ -116,6 +116,16 @@ async def test_a_trial_runs_and_its_record_names_its_process() -> None:
             await lease.close_trial(runtime_id)
 
 
+async def test_a_mistake_of_the_caller_costs_the_trial_nothing() -> None:
+    async with pool() as workers, workers.lease() as lease:
+        runtime_id = await opened(lease)
+        with pytest.raises(ConfigError, match="verbosity"):
+            await lease.perform(runtime_id, Action.TOOLS, ("loud",), "tools")
+        with pytest.raises(NotFound, match="tr_x"):
+            await lease.perform("tr_x", Action.PROMPT, (), "prompt")
+        assert await lease.perform(runtime_id, Action.PROMPT, (), "prompt") == "task a"
+
+
 async def test_an_unknown_task_is_refused_without_a_process() -> None:
     async with pool() as workers, workers.lease() as lease:
         with pytest.raises(NotFound, match="'a', 'b'"):
@@ -190,6 +200,7 @@ async def test_never_more_leases_than_slots() -> None:
             running -= 1
 
     async with pool(size=2) as workers:
+        await eventually(lambda: workers.statistics().idle == 2)
         async with anyio.create_task_group() as tasks:
             for _ in range(12):
                 tasks.start_soon(one)

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.errors import EnvStartError, ErrorRecord, FailureKind, ProtocolError, SerializationError
+from corral.errors import (
+    ConfigError,
+    EnvStartError,
+    ErrorRecord,
+    FailureKind,
+    NotFound,
+    ProtocolError,
+    SerializationError,
+)
 from corral.pool import wire
 from corral.pool.wire import (
     HELLO_SIZE,
@@ -31,6 +39,7 @@ from corral.pool.wire import (
     Perform,
     ProcessEnded,
     ProcessStarted,
+    Refused,
     StartProcess,
     Ticket,
     encode,
@@ -54,6 +63,7 @@ MESSAGES: list[Message] = [
     Done(Opened("/tmp/workspace")),
     Done(Closed(("close raised",), 1, 2.0)),
     Failed(FailureKind.TOOL, "the tool asked to exit", ErrorRecord("SystemExit", "3")),
+    Refused("no trial 'tr_1' is open here", ("trial", "tr_1")),
 ]
 
 
@@ -318,3 +328,12 @@ def test_a_failure_is_raised_again_as_the_class_of_its_kind() -> None:
     assert type(error) is EnvStartError
     assert str(error) == "no environment"
     assert error.record == record
+
+
+def test_a_mistake_of_the_caller_is_raised_again_as_such() -> None:
+    missing = Refused("no trial 'tr_1' is open here", ("trial", "tr_1")).error()
+    assert isinstance(missing, NotFound)
+    assert (missing.what, missing.name, str(missing)) == ("trial", "tr_1", "no trial 'tr_1' is open here")
+    bad = Refused("verbosity must be ...").error()
+    assert isinstance(bad, ConfigError)
+    assert str(bad) == "verbosity must be ..."

@@ -16,8 +16,9 @@ One task by hand::
     print(env.score(), env.state.feedback)  # 0.5: precision and recall are a half each
 
 Modules: `engine` (PHREEQC, the database), `stock` (ions and reagents), `looks` (what is seen), `bench` (vessels and
-operations), `column` (the packed column), `tasks`, `answers`, `environment`, `agents` (a scripted expert and a
-careless one, for baselines). Needs the extra ``corral[wetlab]``; importing this package imports none of it.
+operations), `column` (the packed column), `tasks`, `answers`, `environment`, `chain` and `stages` (a separation as a
+chain of tasks), `agents` with its `hands` (a scripted expert and a careless one, for baselines). Needs the extra
+``corral[wetlab]``; importing this package imports none of it.
 
 Data, in ``data/``: ``wetlab.dat`` is a modified part of ``minteq.v4.dat`` of USGS PHREEQC 3.8.6 and not a USGS product
 (its header says what was changed, ``USGS-NOTICE`` is the notice that goes with it); ``added-constants.json`` lists the
@@ -42,8 +43,17 @@ def build_envs(seed: int = 0) -> dict[str, Environment]:
         from corral.envs.wetlab.engine import database
     except ImportError as error:
         raise ImportError("the wetlab environments need PHREEQC: pip install 'corral[wetlab]'") from error
+    from corral.envs.wetlab.chain import chain_tasks
     from corral.envs.wetlab.environment import WetlabEnvironment
+    from corral.envs.wetlab.stages import ReportEnvironment, StageEnvironment
     from corral.envs.wetlab.tasks import default_tasks
 
     database()
-    return {name: WetlabEnvironment(task) for name, task in default_tasks(seed).items()}
+    kinds = {"stage": StageEnvironment, "report": ReportEnvironment}
+    chain = chain_tasks(seed)
+    environments: dict[str, Environment] = {}
+    for name, task in (default_tasks(seed) | chain).items():
+        environments[name] = kinds.get(task.kind, WetlabEnvironment)(task)
+    for name in chain:
+        environments[name].component = tuple(chain)
+    return environments

@@ -8,20 +8,13 @@ group reagents to the sample as it is and takes each colour for the best known i
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
+
+from corral.envs.wetlab.hands import Hands, Lab, clearly, colours
 
 if TYPE_CHECKING:
     from corral.agents import ScriptedAgent
     from corral.types import TrialContext
-
-Seen = dict[str, Any]
-
-
-class Lab(Protocol):
-    """What a policy works with."""
-
-    def call(self, tool: str, /, **arguments: Any) -> Any:
-        """Call a tool and return its result; raises if the call failed."""
 
 
 def expert(lab: Lab, prompt: str) -> str:
@@ -34,6 +27,10 @@ def expert(lab: Lab, prompt: str) -> str:
         return ", ".join(_titration(hands, possible))
     if "break through" in prompt:
         return ", ".join(_column(hands, possible))
+    if "You do stage" in prompt:
+        return ", ".join(ion for ion in _stage(hands, prompt) if ion in possible)
+    if "The stages named" in prompt:
+        return _named(prompt)
     return ", ".join(dict.fromkeys(ion for ion in _scheme(hands) if ion in possible))
 
 
@@ -51,10 +48,15 @@ def careless(lab: Lab, prompt: str) -> str:
     if "break through" in prompt:
         lab.call("run_column", sample="sample", packing="cation resin", cells=10, shifts=20)
         return "Pb+2, Ca+2, K+"
+    if "The stages named" in prompt:
+        return _named(prompt)
     found = []
+    share = 0.5 if "You do stage" in prompt else 1.0
     for reagent in ("HCl 6M", "NH3 6M", "NaOH 6M", "(NH4)2S 0.5M + NH3 1M", "(NH4)2CO3 0.5M"):
-        seen = hands.try_on("sample", 1, (reagent, 1))
+        seen = hands.try_on("sample", share, (reagent, share))
         found += [_GUESSES[reagent].get(colour, "") for colour in (*colours(seen), seen["solution"])]
+    if 'named "rest"' in prompt:  # It leaves the sample as it is.
+        lab.call("centrifuge", vessel="sample", liquid="rest", solid=hands.label())
     return ", ".join(dict.fromkeys(ion for ion in found if ion in possible))
 
 
@@ -87,80 +89,6 @@ _GUESSES: dict[str, dict[str, str]] = {
 def _possible(prompt: str) -> list[str]:
     match = re.search(r"Possible ions: (.*)\.", prompt)
     return match[1].split(", ") if match else []
-
-
-def colours(seen: Seen | None) -> dict[str, str]:
-    """Colour -> amount of the precipitates in a tool's answer."""
-    return {p["colour"]: p["amount"] for p in seen["precipitates"]} if seen else {}
-
-
-def clearly(seen: Seen | None, colour: str) -> bool:
-    """Whether there is more than a slight precipitate of this colour."""
-    return colours(seen).get(colour) in ("moderate", "heavy")
-
-
-class Hands:
-    """The laboratory habits of the agents: label tubes, take portions, separate, neutralise."""
-
-    def __init__(self, lab: Lab):
-        self.lab = lab
-        self._labels = 0
-
-    def label(self) -> str:
-        """A name for a new tube."""
-        self._labels += 1
-        return f"t{self._labels}"
-
-    def portion(self, vessel: str, volume_ml: float) -> str:
-        """A portion in a tube of its own."""
-        tube = self.label()
-        self.lab.call("split", vessel=vessel, new_vessel=tube, volume_ml=volume_ml)
-        return tube
-
-    def add(self, vessel: str, *reagents: tuple[str, float]) -> Seen:
-        """Add reagents one after the other; what the last one shows."""
-        seen: Seen = {}
-        for reagent, volume_ml in reagents:
-            seen = self.lab.call("add", vessel=vessel, reagent=reagent, volume_ml=volume_ml)
-        return seen
-
-    def try_on(self, vessel: str, volume_ml: float, *reagents: tuple[str, float]) -> Seen:
-        """What a portion does with reagents; the portion is thrown away."""
-        tube = self.portion(vessel, volume_ml)
-        seen = self.add(tube, *reagents)
-        self.lab.call("discard", vessel=tube)
-        return seen
-
-    def spin(self, vessel: str) -> tuple[str, str | None, Seen | None]:
-        """The liquid, the solid if there is any, and how the solid looks."""
-        liquid, solid = self.label(), self.label()
-        seen = self.lab.call("centrifuge", vessel=vessel, liquid=liquid, solid=solid)
-        return liquid, solid if seen["solid"] else None, seen["solid"]
-
-    def volume(self, vessel: str) -> float:
-        """Millilitres in a vessel."""
-        return float(self.lab.call("inventory")[vessel]["volume_ml"])
-
-    def up_to_ph(self, vessel: str, ph: int, *reagents: tuple[str, float]) -> None:
-        """Add a base in portions of the given sizes, coarse first, until the paper shows this pH."""
-        for i, (reagent, volume_ml) in enumerate(reagents):
-            limit = ph if i == len(reagents) - 1 else 2
-            for _ in range(60):
-                if self.lab.call("measure_ph", vessel=vessel) >= limit:
-                    break
-                self.add(vessel, (reagent, volume_ml))
-
-    def down_to_ph(self, vessel: str, ph: int, reagent: str, volume_ml: float) -> None:
-        """Add an acid in portions until the paper shows this pH."""
-        for _ in range(60):
-            if self.lab.call("measure_ph", vessel=vessel) <= ph:
-                break
-            self.add(vessel, (reagent, volume_ml))
-
-    def boil_down(self, vessel: str, to_ml: float) -> Seen:
-        """Boil down to a volume, or just to the boil where there is less already."""
-        seen: Seen = self.lab.call("boil", vessel=vessel, to_ml=min(to_ml, self.volume(vessel)))
-        return seen
 
 
 # The scheme. Every step takes the liquid that the one before it left, and gives the ions found and its own liquid.
@@ -314,6 +242,23 @@ def _group_5(hands: Hands, liquid: str) -> tuple[list[str], str]:
 def _magnesium(hands: Hands, liquid: str) -> tuple[list[str], str]:
     seen = hands.try_on(liquid, 5, ("NH3 6M", 1), ("Na2HPO4 0.1M", 4))
     return (["Mg+2"] if clearly(seen, "white") else []), liquid
+
+
+def _stage(hands: Hands, prompt: str) -> list[str]:
+    """One step of the scheme on what the step before left."""
+    group = prompt.split("You do stage ")[1].split()[0]
+    liquid = hands.portion("sample", 12) if group == "I" else "sample"
+    ions, rest = _STAGES[group](hands, liquid)
+    hands.lab.call("centrifuge", vessel=rest, liquid="rest", solid=hands.label())
+    return ions
+
+
+_STAGES = {"I": _group_1, "II": _group_2, "III": _group_3, "IV": _group_4, "V": _group_5}
+
+
+def _named(prompt: str) -> str:
+    """What the stages of a separation named, by a report's prompt."""
+    return ", ".join(re.findall(r"[A-Z][a-z]?\d?[+]\d?", prompt.split("by group: ")[1].split(". The vessel")[0]))
 
 
 def _anion(hands: Hands) -> list[str]:

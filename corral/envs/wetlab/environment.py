@@ -43,8 +43,12 @@ class WetlabEnvironment(Environment):
     def bench(self) -> Bench:
         """The bench, laid out at its first use: prototypes never compute anything."""
         if self._bench is None:
-            self._bench = Bench(self._start if self._start is not None else {SAMPLE: self._sample()})
+            self._bench = Bench(self._start if self._start is not None else self.lay_out())
         return self._bench
+
+    def lay_out(self) -> dict[str, Vessel]:
+        """What is on the bench at the start."""
+        return {SAMPLE: self._sample()}
 
     def export_sample(self, vessel: str) -> Vessel:
         """A vessel as plain JSON, for another environment's ``vessels``."""

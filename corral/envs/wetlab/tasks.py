@@ -27,7 +27,7 @@ GROUPS = {
 HYDROXIDES = ("Fe+3", "Al+3", "Cr+3", "Cu+2", "Zn+2", "Ni+2", "Co+2", "Mn+2", "Mg+2")
 COLUMN = ("K+", "Mn+2", "Cu+2", "Ca+2", "Pb+2")
 
-Kind = Literal["ions", "anion", "titration", "column"]
+Kind = Literal["ions", "anion", "titration", "column", "stage", "report"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class WetlabTask:
     volume_ml: float
     described: str
     """What the agent is told of the sample."""
+    parents: tuple[str, ...] = ()
+    """The tasks that come before it in a chain."""
 
 
 def charge(ion: str) -> int:
@@ -64,22 +66,22 @@ def default_tasks(seed: int = 0) -> dict[str, WetlabTask]:
     """The benchmark: the same tasks for the same seed."""
     tasks: list[WetlabTask] = []
     for n, ion in enumerate(("Ag+", "Pb+2", "Al+3", "Ba+2", "NH4+"), 1):
-        tasks.append(_unknown(f"l1-cation-{n}", 1, _rng(seed, f"l1-cation-{n}"), (ion,), CATIONS))
+        tasks.append(_unknown(f"l1-cation-{n}", 1, task_rng(seed, f"l1-cation-{n}"), (ion,), CATIONS))
     for n, ion in enumerate(("Cl-", "SO4-2", "I-"), 1):
-        tasks.append(_salt(f"l1-salt-{n}", _rng(seed, f"l1-salt-{n}"), ion))
+        tasks.append(_salt(f"l1-salt-{n}", task_rng(seed, f"l1-salt-{n}"), ion))
     for n, group in enumerate(GROUPS.values(), 1):
-        rng = _rng(seed, f"l2-group-{n}")
-        tasks.append(_unknown(f"l2-group-{n}", 2, rng, _some(rng, group, rng.randint(2, len(group))), group))
+        rng = task_rng(seed, f"l2-group-{n}")
+        tasks.append(_unknown(f"l2-group-{n}", 2, rng, some(rng, group, rng.randint(2, len(group))), group))
     for n in (1, 2):
-        tasks.append(_titration(f"l2-titration-{n}", 2, _rng(seed, f"l2-titration-{n}"), 4))
-    rng = _rng(seed, "l3-one-per-group")
+        tasks.append(_titration(f"l2-titration-{n}", 2, task_rng(seed, f"l2-titration-{n}"), 4))
+    rng = task_rng(seed, "l3-one-per-group")
     tasks.append(_unknown("l3-one-per-group", 3, rng, [rng.choice(g) for g in GROUPS.values()], CATIONS))
     for name, count in (("l3-eight-ions", 8), ("l3-ten-ions", 10)):
-        rng = _rng(seed, name)
-        tasks.append(_unknown(name, 3, rng, _some(rng, CATIONS, count), CATIONS))
-    tasks.append(_titration("l3-titration", 3, _rng(seed, "l3-titration"), 6))
+        rng = task_rng(seed, name)
+        tasks.append(_unknown(name, 3, rng, some(rng, CATIONS, count), CATIONS))
+    tasks.append(_titration("l3-titration", 3, task_rng(seed, "l3-titration"), 6))
     for n, matrix in enumerate(("nitrate", "acetate", "chloride"), 1):
-        tasks.append(_column(f"l3-column-{n}", _rng(seed, f"l3-column-{n}"), matrix))
+        tasks.append(_column(f"l3-column-{n}", task_rng(seed, f"l3-column-{n}"), matrix))
     return {task.id: task for task in tasks}
 
 
@@ -129,11 +131,13 @@ def score_order(named: Sequence[str], at: Mapping[str, float], tie: float) -> tu
     return parts["precision"] * order, {**parts, "order": order}
 
 
-def _rng(seed: int, name: str) -> random.Random:
+def task_rng(seed: int, name: str) -> random.Random:
+    """The random source of one task."""
     return random.Random(f"wetlab {seed} {name}")
 
 
-def _some(rng: random.Random, ions: Sequence[str], count: int) -> list[str]:
+def some(rng: random.Random, ions: Sequence[str], count: int) -> list[str]:
+    """So many of ``ions``, drawn at random, in their own order."""
     chosen = set(rng.sample(ions, count))
     return [ion for ion in ions if ion in chosen]
 
@@ -152,7 +156,7 @@ def _salt(name: str, rng: random.Random, anion: str) -> WetlabTask:
 
 
 def _titration(name: str, level: int, rng: random.Random, count: int) -> WetlabTask:
-    ions = _some(rng, HYDROXIDES, count)
+    ions = some(rng, HYDROXIDES, count)
     described = f"a mixture of {count} nitrates, each ion 0.02-0.05 M, in 0.3 M nitric acid"
     return WetlabTask(name, level, "titration", tuple(ions), HYDROXIDES, acid_sample(rng, ions), 20.0, described)
 

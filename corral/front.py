@@ -1,0 +1,354 @@
+"""The front of an environment server: a TrialService as many clients, who come, share and vanish, may use it.
+
+Guarantees
+    * Slots, and the gate of trials that run alone, go to the runs that wait for them in fair shares; more clients than
+      slots wait, and none is refused.
+    * A trial, or an episode, that no client has used for ``idle_timeout`` seconds is closed and its slot given back. A
+      call that runs is use, however long it takes.
+    * A task's shared trial that nothing was done in, or that is over, keeps no slot from anyone who waits.
+    * Draining: no trial is opened any more, those that wait are told so, and what runs goes on.
+Assumption: nobody else opens or closes trials of the service.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from corral.counters import Counters
+from corral.errors import ConfigError, NotFound, TrialError
+from corral.pool.wire import Closed
+from corral.protocol import Draining, NewTrial
+from corral.service import OpenTrial, TrialService
+from corral.turns import Turn, Turns
+from corral.types import Action, TaskInfo
+
+log = logging.getLogger("corral.server")
+
+SHARED = "shared"
+"""The run that the tasks' shared trials belong to."""
+
+_DEEDS = frozenset({Action.EXECUTE, Action.CONFIGURE})
+
+
+@dataclass(eq=False)
+class Guest:
+    """A trial or episode that clients use: what it holds, and when it was last used."""
+
+    name: str
+    run: str
+    turn: Turn | None = None
+    calls: int = 0
+    """Calls that run or wait."""
+    used_at: float = field(default_factory=time.monotonic)
+    began: bool = False
+    """Whether something was done in it."""
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[None]:
+        """It is in use while the block runs."""
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+            self.used_at = time.monotonic()
+
+    def idle(self, now: float) -> float:
+        """Seconds since it was last used."""
+        return 0.0 if self.calls else now - self.used_at
+
+
+@dataclass(eq=False)
+class _Stay(Guest):
+    """An episode."""
+
+    placing: anyio.Lock = field(default_factory=anyio.Lock)
+    trials: set[str] = field(default_factory=set)
+
+
+class Front:
+    """Opens, drives and closes trials for clients."""
+
+    def __init__(self, service: TrialService, *, idle_timeout: float, counters: Counters | None = None) -> None:
+        self.service = service
+        self.counters = counters or Counters()
+        self.draining = False
+        self._idle_timeout = idle_timeout
+        self._slots = Turns(service.pool.size if service.pool is not None else 0)
+        self._gate = Turns(1)
+        self._trials: dict[str, Guest] = {}
+        self._stays: dict[str, _Stay] = {}
+        self._shared: dict[str, Guest] = {}
+        self._sharing: dict[str, anyio.Lock] = {}
+        self._arriving: set[anyio.CancelScope] = set()
+        self._calls = 0
+        self._room = anyio.Lock()
+
+    # ---- what it tells ----
+
+    @property
+    def waiting(self) -> int:
+        """Trials that wait for a place."""
+        return self._slots.waiting + self._gate.waiting
+
+    @property
+    def open_trials(self) -> int:
+        """Trials that are open, shared ones included."""
+        return len(self._trials) + len(self._shared)
+
+    @property
+    def running_calls(self) -> int:
+        """Calls into environments that run or wait for their turn."""
+        return self._calls
+
+    def has(self, runtime_id: str) -> bool:
+        """Whether a trial is open."""
+        return runtime_id in self._trials
+
+    def info(self, task_id: str) -> TaskInfo:
+        """A task of the catalogue; NotFound for an unknown one."""
+        try:
+            return self.service.catalogue[task_id]
+        except KeyError:
+            raise NotFound("task", task_id, list(self.service.catalogue)) from None
+
+    # ---- trials ----
+
+    async def open(self, task_id: str, order: NewTrial) -> OpenTrial:
+        """Open a trial when its turn comes. Draining if the server stops meanwhile."""
+        info, began = self.info(task_id), time.monotonic()
+        guest = Guest("", order.benchmark_run_id or "")
+        stay = self._stay(order, guest.run)
+        async with self._arrival(), (stay or guest).used():
+            await self._place(info, guest, stay)
+            try:
+                trial = await self.service.create_trial(task_id, **_wanted(order))
+            except BaseException:
+                self._leave(guest, info)
+                raise
+        guest.name = trial.runtime_id
+        guest.used_at = time.monotonic()
+        self._trials[trial.runtime_id] = guest
+        if stay is not None:
+            stay.trials.add(trial.runtime_id)
+        self.counters.opened.labels(info.mode).inc()
+        log.info("trial opened", extra=_facts(trial, run=guest.run, waited_s=round(time.monotonic() - began, 3)))
+        return trial
+
+    @asynccontextmanager
+    async def _arrival(self) -> AsyncIterator[None]:
+        sentence = "the environment server is stopping and opens no trials any more"
+        if self.draining:
+            raise Draining(sentence)
+        with anyio.CancelScope() as scope:
+            self._arriving.add(scope)
+            try:
+                yield
+            finally:
+                self._arriving.discard(scope)
+        if scope.cancelled_caught:
+            raise Draining(sentence)
+
+    def _stay(self, order: NewTrial, run: str) -> _Stay | None:
+        if order.episode_id is None:
+            return None
+        stay = self._stays.setdefault(order.episode_id, _Stay(order.episode_id, run))
+        if stay.run != run:
+            raise ConfigError(f"episode {order.episode_id!r} belongs to another run: choose another episode_id")
+        return stay
+
+    async def _place(self, info: TaskInfo, guest: Guest, stay: _Stay | None) -> None:
+        turns = self._turns_for(info)
+        if turns is None:
+            return
+        if turns is self._slots and stay is not None:
+            async with stay.placing:  # two at once must not take two turns
+                stay.turn = stay.turn or await self._take(turns, stay.run)
+        else:
+            guest.turn = await self._take(turns, guest.run)
+
+    def _turns_for(self, info: TaskInfo) -> Turns | None:
+        if info.mode == "thread":
+            return None
+        return self._slots if info.mode == "process" and self.service.pool is not None else self._gate
+
+    async def _take(self, turns: Turns, run: str) -> Turn:
+        if turns is self._slots and not turns.free:
+            await self.make_room()
+        return await turns.take(run)
+
+    def _leave(self, guest: Guest, info: TaskInfo) -> None:
+        turns = self._turns_for(info)
+        if guest.turn is not None and turns is not None:
+            turns.give_back(guest.turn)
+            guest.turn = None
+
+    async def ask(self, runtime_id: str, action: Action, *arguments: Any) -> Any:
+        """Ask something of an open trial. Calls of one trial run one after the other, in the order they came."""
+        guest = self._guest(runtime_id)
+        async with guest.used(), self._call():
+            return await self._asked(self.service.find(runtime_id), action, *arguments)
+
+    def _guest(self, runtime_id: str) -> Guest:
+        try:
+            return self._trials[runtime_id]
+        except KeyError:
+            raise NotFound("trial", runtime_id) from None
+
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[None]:
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    async def _asked(self, trial: OpenTrial, action: Action, *arguments: Any) -> Any:
+        try:
+            with self.counters.seconds.labels(action.value).time():
+                return await self.service.perform(trial.runtime_id, action, *arguments)
+        except TrialError as error:
+            if trial.fault is error:
+                self.counters.failed.labels(error.kind.value).inc()
+                log.warning("trial broke", extra=_facts(trial, kind=error.kind.value, phase=error.phase))
+            raise
+
+    async def close(self, runtime_id: str, why: str = "asked") -> Closed:
+        """Close a trial and give back its slot. NotFound if it is closed already."""
+        guest, trial = self._guest(runtime_id), self.service.find(runtime_id)
+        del self._trials[runtime_id]
+        if trial.episode_id in self._stays:
+            stay = self._stays[trial.episode_id]
+            stay.trials.discard(runtime_id)
+            stay.used_at = time.monotonic()
+        try:
+            return await self.service.close_trial(runtime_id)
+        finally:
+            self._leave(guest, self.info(trial.task_id))
+            log.info("trial closed", extra=_facts(trial, why=why))
+
+    async def close_episode(self, episode_id: str, why: str = "asked") -> None:
+        """Close what is open of an episode, and give back its slot. NotFound if it is closed already."""
+        if (stay := self._stays.pop(episode_id, None)) is None:
+            raise NotFound("episode", episode_id)
+        try:
+            for runtime_id in list(stay.trials):
+                with suppress(NotFound):
+                    await self.close(runtime_id, why)
+            with suppress(NotFound):  # none of its trials could be opened
+                await self.service.close_episode(episode_id)
+        finally:
+            if stay.turn is not None:
+                self._slots.give_back(stay.turn)
+
+    # ---- the shared, serial surface of a task ----
+
+    async def ask_shared(self, task_id: str, action: Action, *arguments: Any) -> Any:
+        """Ask something of the task's shared trial, which is opened where there is none."""
+        info = self.info(task_id)
+        async with self._sharing.setdefault(task_id, anyio.Lock()), self._call():
+            guest = await self._shared_guest(info)
+            try:
+                async with guest.used():
+                    guest.began = guest.began or action in _DEEDS
+                    with self.counters.seconds.labels(action.value).time():
+                        value = await self.service.perform_shared(task_id, action, *arguments)
+            finally:
+                if self._turns_for(info) is self._gate:
+                    self._leave(guest, info)
+                if self.service.shared_trial(task_id) is None:
+                    self._forget_shared(task_id)
+        if self._slots.waiting:
+            await self.make_room()
+        return value
+
+    async def _shared_guest(self, info: TaskInfo) -> Guest:
+        """What stands for the shared trial. The gate is held for a call, a slot for as long as the trial is open."""
+        if (guest := self._shared.get(info.task_id)) is None:
+            async with self._arrival():
+                guest = Guest(info.task_id, SHARED)
+                await self._place(info, guest, None)
+                self._shared[info.task_id] = guest
+        elif guest.turn is None:
+            await self._place(info, guest, None)
+        return guest
+
+    def _forget_shared(self, task_id: str) -> None:
+        if (guest := self._shared.pop(task_id, None)) is not None:
+            self._leave(guest, self.info(task_id))
+
+    async def make_room(self) -> None:
+        """Close shared trials that need not be open, until a slot is free."""
+        async with self._room:
+            for task_id, guest in list(self._shared.items()):
+                if self._slots.free:
+                    return
+                if guest.turn is not None and self._is_dispensable(task_id, guest):
+                    await self._close_shared(task_id)
+
+    def _is_dispensable(self, task_id: str, guest: Guest) -> bool:
+        if self._sharing[task_id].locked():
+            return False
+        trial = self.service.shared_trial(task_id)
+        return not guest.began or trial is None or trial.result is not None or trial.fault is not None
+
+    async def _close_shared(self, task_id: str) -> None:
+        async with self._sharing[task_id]:
+            with anyio.CancelScope(shield=True):
+                await self.service.close_shared(task_id)
+                self._forget_shared(task_id)
+
+    # ---- those who vanish, and the end ----
+
+    async def look_around(self) -> None:
+        """Close what no client has used for the idle limit. Called every now and then."""
+        if self._slots.waiting:
+            await self.make_room()
+        now, limit = time.monotonic(), self._idle_timeout
+        async with anyio.create_task_group() as tasks:
+            for runtime_id, guest in list(self._trials.items()):
+                if guest.idle(now) > limit:
+                    tasks.start_soon(self._close_quietly, self.close, runtime_id)
+            for episode_id, stay in list(self._stays.items()):
+                if not stay.trials and stay.idle(now) > limit:
+                    tasks.start_soon(self._close_quietly, self.close_episode, episode_id)
+            for task_id, guest in list(self._shared.items()):
+                if guest.idle(now) > limit:
+                    tasks.start_soon(self._close_shared, task_id)
+
+    @staticmethod
+    async def _close_quietly(close: Any, name: str) -> None:
+        with suppress(NotFound):  # its client was faster
+            await close(name, "idle")
+
+    def drain(self) -> None:
+        """Open no trial from now on."""
+        self.draining = True
+        for scope in list(self._arriving):
+            scope.cancel()
+
+
+def _wanted(order: NewTrial) -> dict[str, Any]:
+    jobs = order.tool_jobs_per_trial
+    return {
+        "episode_id": order.episode_id,
+        "trial_index": order.trial_index or 0,
+        "tool_jobs_per_trial": 4 if jobs is None else jobs,
+        "seed": order.seed or 0,
+        "outputs": order.outputs,
+    }
+
+
+def _facts(trial: OpenTrial, **more: Any) -> Mapping[str, Any]:
+    """What a line of the log tells beside its words."""
+    slot = trial.worker.slot if trial.worker is not None else None
+    return {
+        "facts": {"trial": trial.runtime_id, "task": trial.task_id, "index": trial.trial_index, "slot": slot} | more
+    }

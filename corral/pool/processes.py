@@ -1,0 +1,36 @@
+"""SUPERVISOR SIDE. Processes of this machine that are nobody's children here: found by pid, killed, waited for."""
+
+from __future__ import annotations
+
+import contextlib
+
+import anyio
+import psutil
+
+PATIENCE = 5.0
+"""Seconds to wait for a killed process."""
+
+
+def find_process(pid: int) -> psutil.Process | None:
+    """The process, if it is known (a pid is not 0) and exists."""
+    try:
+        return psutil.Process(pid) if pid else None
+    except psutil.Error:
+        return None
+
+
+async def see_off(processes: list[psutil.Process]) -> None:
+    """Kill them and wait until none runs: for those that are nobody's children here."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    with anyio.move_on_after(PATIENCE):
+        while any(map(_runs, processes)):
+            await anyio.sleep(0.005)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

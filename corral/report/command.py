@@ -1,0 +1,143 @@
+"""The shell command over recorded sessions: show, compare, export, regrade. It reads their journals alone."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from corral.errors import ConfigError, CorralError
+from corral.named import NamedBuilder
+from corral.plain import plain
+from corral.report.comparison import compare
+from corral.report.exports import FORMATS, export, kind_of
+from corral.report.files import dump
+from corral.report.regrade import regrade
+from corral.report.rendering import print_comparison, print_result
+from corral.report.result import BenchmarkResult
+from corral.report.sessions import find_session, open_session
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+SESSION = "a session's folder, its journal, or its id under --checkpoint-dir"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of ``python -m corral.report``."""
+    parse = argparse.ArgumentParser(
+        prog="python -m corral.report",
+        description="Look at recorded sessions, also while they run. Nothing is run again and no session is changed.",
+        epilog="exit status: 0 done; 1 a session cannot be read or the file not be written; 2 bad usage",
+    )
+    commands = parse.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _show(commands)
+    _compare(commands)
+    _export(commands)
+    _regrade(commands)
+    for command in commands.choices.values():
+        command.add_argument("--checkpoint-dir", default="./benchmark_checkpoints", metavar="DIR", help="of sessions")
+    return parse
+
+
+def _show(commands: Any) -> None:
+    command = commands.add_parser("show", help="the tasks and figures of a session")
+    command.add_argument("session", metavar="SESSION", help=SESSION)
+    command.add_argument("--json", action="store_true", help="print the report without its trials, as JSON")
+    command.set_defaults(run=_run_show)
+
+
+def _compare(commands: Any) -> None:
+    command = commands.add_parser("compare", help="how a session differs from another, on the tasks that both have")
+    command.add_argument("before", metavar="BEFORE", help=SESSION)
+    command.add_argument("after", metavar="AFTER")
+    command.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    command.set_defaults(run=_run_compare)
+
+
+def _export(commands: Any) -> None:
+    forms = "; ".join(f"{kind} ({form.suffix}): {form.what}" for kind, form in FORMATS.items())
+    command = commands.add_parser("export", help="write a session to files", description=f"Formats: {forms}.")
+    command.add_argument("session", metavar="SESSION", help=SESSION)
+    command.add_argument("files", metavar="FILE", nargs="+", help="its ending says the format")
+    command.add_argument("--format", choices=tuple(FORMATS), help="for files whose ending does not say it")
+    command.set_defaults(run=_run_export)
+
+
+def _regrade(commands: Any) -> None:
+    command = commands.add_parser(
+        "regrade", help="score the stored answers again, into a session of its own", description=_REGRADE
+    )
+    command.add_argument("session", metavar="SESSION", help=SESSION)
+    command.add_argument("--envs", required=True, metavar="MODULE:BUILDER", help="environments with the new scorer")
+    command.add_argument("--as", dest="name", metavar="ID", help="the new session (default: SESSION-regraded)")
+    command.set_defaults(run=_run_regrade)
+
+
+_REGRADE = (
+    "Each stored answer is submitted to a fresh environment that has the recorded tool calls; no agent runs. "
+    "Scorers that read workspace files or a live simulation cannot be served."
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; the exit status."""
+    options = parser().parse_args(arguments)
+    errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    run: Callable[[argparse.Namespace], None] = options.run
+    try:
+        run(options)
+        sys.stdout.flush()
+    except ConfigError as error:
+        errors.print(f"corral: {error}")
+        return EXIT_USAGE
+    except BrokenPipeError:  # whoever reads has seen enough; the interpreter's own last flush must not complain
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (CorralError, OSError) as error:
+        errors.print(f"corral: {error}")
+        return EXIT_FAILED
+    return EXIT_DONE
+
+
+def _open(options: argparse.Namespace, session: str) -> BenchmarkResult:
+    return open_session(session, checkpoint_dir=options.checkpoint_dir)
+
+
+def _run_show(options: argparse.Namespace) -> None:
+    result = _open(options, options.session)
+    if options.json:
+        sys.stdout.write(dump(result.head()) + "\n")
+    else:
+        print_result(result, Console(highlight=False))
+
+
+def _run_compare(options: argparse.Namespace) -> None:
+    comparison = compare(_open(options, options.before), _open(options, options.after))
+    if options.json:
+        sys.stdout.write(dump(plain(asdict(comparison))) + "\n")
+    else:
+        print_comparison(comparison, Console(highlight=False))
+
+
+def _run_export(options: argparse.Namespace) -> None:
+    kinds = [options.format or kind_of(path) for path in options.files]  # all are known before the first is written
+    result = _open(options, options.session)
+    for path, kind in zip(options.files, kinds, strict=True):
+        sys.stdout.write(f"{export(result, path, kind)}\n")
+
+
+def _run_regrade(options: argparse.Namespace) -> None:
+    folder = find_session(options.session, options.checkpoint_dir)
+    result = open_session(folder)
+    target = folder.parent / (options.name or f"{folder.name}-regraded")
+    again = regrade(result, NamedBuilder(options.envs), Path(target))
+    console = Console(highlight=False)
+    print_comparison(compare(result, again), console)
+    console.print(f"Session: {target}", soft_wrap=True, markup=False)

@@ -1,0 +1,81 @@
+"""CHILD SIDE: environments and agents that are named on the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from corral import Environment, TrialContext
+from corral.agents import BaseAgent, ScriptedAgent
+from tests.support.benches import Bench
+
+
+def build() -> dict[str, Environment]:
+    """Two process-class tasks, and one of each other class."""
+    return {
+        "p": Bench("p", "process"), "q": Bench("q", "process"), "t": Bench("t", "thread"), "s": Bench("s", "serial"),
+    }  # fmt: skip
+
+
+def build_broken() -> NoReturn:
+    raise ImportError("no chemistry")
+
+
+def solver(context: TrialContext, model: str | None = None) -> ScriptedAgent:
+    """Marks each trial in the file of CORRAL_TEST_MARKS, and answers 1."""
+
+    def solve(lab: Any, prompt: str) -> Any:
+        lab.call("python", code="result = env.seed")
+        if marks := os.environ.get("CORRAL_TEST_MARKS"):
+            with Path(marks).open("a") as file:
+                file.write(f"{context.task_id}#{context.trial_index}\n")
+        return 1
+
+    return ScriptedAgent(solve, model=model)
+
+
+def killer(context: TrialContext) -> ScriptedAgent:
+    """Kills the process of each trial of ``p``."""
+
+    def kill(lab: Any, prompt: str) -> Any:
+        if context.task_id == "p":
+            lab.call("python", code=f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
+        return 1
+
+    return ScriptedAgent(kill)
+
+
+def glutton(context: TrialContext) -> ScriptedAgent:
+    """Fills the memory in each trial of ``p``."""
+
+    def eat(lab: Any, prompt: str) -> Any:
+        if context.task_id == "p":
+            lab.call("python", code="import time; hold = bytearray(b'x' * 300_000_000); time.sleep(20)")
+        return 1
+
+    return ScriptedAgent(eat)
+
+
+def waiter(context: TrialContext) -> ScriptedAgent:
+    """Solves ``t``; the others wait while the file of CORRAL_TEST_HOLD exists."""
+
+    def wait(lab: Any, prompt: str) -> Any:
+        hold = Path(os.environ["CORRAL_TEST_HOLD"])
+        deadline = time.monotonic() + 50
+        while context.task_id != "t" and hold.exists() and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+        return 1
+
+    return ScriptedAgent(wait)
+
+
+def plain(context: TrialContext) -> BaseAgent:
+    """An agent that is not scripted."""
+    return BaseAgent()
+
+
+no_function = 7

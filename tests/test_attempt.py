@@ -1,0 +1,128 @@
+"""Who is to blame for what an agent raised, and what a trial's phases took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from corral import Environment
+from corral.attempt import _blame, _blame_agent
+from corral.errors import AgentError, ToolError
+from tests.support.benches import Bench, bench, benches, sole
+
+
+class WithStatus(Exception):
+    def __init__(self, status: Any) -> None:
+        super().__init__(str(status))
+        self.status_code = status
+
+
+class WithResponse(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__(str(status))
+        self.response = httpx.Response(status)
+
+
+def caused_by(cause: BaseException) -> Exception:
+    error = RuntimeError("outer")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(WithStatus(status) for status in (402, 408, 409, 425, 429, 500, 503, 529)), WithResponse(502),
+        ConnectionRefusedError(), BrokenPipeError(), httpx.ConnectTimeout("slow"), httpx.ReadError("cut"),
+        caused_by(WithStatus(429)), caused_by(caused_by(ConnectionResetError())),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_failures_of_what_the_agent_depends_on(error: Exception) -> None:
+    assert _blame_agent(error).kind == "infrastructure"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(WithStatus(status) for status in (200, 400, 401, 403, 404, 422, "429", None)), WithResponse(404),
+        ValueError("x"), TimeoutError(), OSError("no file"), caused_by(WithStatus(400)), SystemExit(1),
+        httpx.InvalidURL("x"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_failures_of_the_agent_itself(error: BaseException) -> None:
+    assert _blame_agent(error).kind == "agent"
+
+
+def test_causes_that_go_round_in_a_circle() -> None:
+    one, two = ValueError("one"), ValueError("two")
+    one.__cause__, two.__cause__ = two, one
+    assert isinstance(_blame_agent(one), AgentError)
+
+
+def test_an_error_of_the_trial_keeps_its_kind() -> None:
+    error = ToolError("broken")
+    assert _blame_agent(error) is error
+    assert _blame(error) is error
+
+
+@pytest.mark.parametrize("mode", ["thread", "process", "serial"])
+def test_phases_are_timed_one_by_one(mode: Any, tmp_path: Path) -> None:
+    class Slow(Bench):
+        def configure_additional_apps(self) -> str:
+            wait(0.1)
+            return ""
+
+        def score(self) -> float:
+            wait(0.3)
+            return 1
+
+    def wait(seconds: float) -> None:
+        import threading
+
+        threading.Event().wait(seconds)
+
+    def policy(lab: Any, prompt: str) -> int:
+        wait(0.2)
+        return 1
+
+    def build() -> dict[str, Environment]:
+        return {"a": Slow("a", mode)}
+
+    trial = sole(bench(build, policy, tmp_path))
+    spent = trial.timings
+    assert 0.1 <= spent.configured < spent.agent < spent.scored
+    assert spent.agent >= 0.2
+    assert spent.scored >= 0.3
+    assert trial.duration >= spent.configured + spent.agent + spent.scored
+
+
+def test_waiting_for_a_place_is_queueing(tmp_path: Path) -> None:
+    def policy(lab: Any, prompt: str) -> int:
+        import threading
+
+        threading.Event().wait(0.2)
+        return 1
+
+    first, second = bench(benches(a="thread", b="thread"), policy, tmp_path).trials
+    assert first.timings.queued < 0.2 <= second.timings.queued
+    assert second.timings.agent < 0.4
+
+
+def test_a_trial_s_limit_does_not_count_its_wait(tmp_path: Path) -> None:
+    """Four trials of 0.3 s, one after the other, under a limit of 0.8 s each."""
+
+    def policy(lab: Any, prompt: str) -> int:
+        import threading
+
+        threading.Event().wait(0.3)
+        return 1
+
+    build: Callable[[], dict[str, Environment]] = benches(a="process")
+    result = bench(build, policy, tmp_path, trials_per_task=4, trial_timeout=0.8, max_concurrency=4, worker_pool=1)
+    assert [trial.failure for trial in result.trials] == [None] * 4
