@@ -195,7 +195,7 @@ class EnvironmentServer:
         read: Any = None
         if endpoint.body is not None:
             read = endpoint.body.model_validate(decode(body) if body or endpoint.body_required else {})
-        mcp_url = partial(self._mcp_url, str(request.base_url))
+        mcp_url = partial(self._mcp_url, request)
         return Visit(front, request.path_params, request.query_params, read, self.server_id, mcp_url)
 
     async def _body(self, request: Request) -> bytes:
@@ -210,8 +210,8 @@ class EnvironmentServer:
             raise NotJSON(f"the body must be {JSON}, not {kind or 'without a content type'}")
         return b"".join(parts)
 
-    def _mcp_url(self, base: str, runtime_id: str) -> str:
-        url = f"{base}trials/{runtime_id}/mcp"
+    def _mcp_url(self, request: Request, runtime_id: str) -> str:
+        url = f"{request.base_url}trials/{runtime_id}/mcp"
         token = self._settings.token
         return url if token is None else f"{url}?key={trial_key(token, runtime_id)}"
 
@@ -221,7 +221,7 @@ class EnvironmentServer:
         if key is None and endpoint.undo is None:
             return await work()
         undo = partial(endpoint.undo, visit.front) if endpoint.undo is not None else None
-        asked = (endpoint.method, request.url.path, request.url.query, visit.body)
+        asked = (endpoint.method, request.scope["path"], request.scope["query_string"], visit.body)
         name, grace = (f"client {key}", GRACE) if key is not None else (secrets.token_hex(8), 0.0)
         operation = self._operations.begin(visit.scope, name, asked, work, undo, grace)
         return await _outcome(operation, request, _wait(request) if key is not None else None)
@@ -237,8 +237,7 @@ class EnvironmentServer:
     async def _serve_mcp(self, scope: Any, receive: Any, send: Any) -> None:
         runtime_id = scope["path_params"]["trial_id"]
         if self.front is None or not self.front.has(runtime_id):
-            status, body, headers = to_problem(NotFound("trial", runtime_id))
-            await _json(status, body, headers)(scope, receive, send)
+            await _json(404, _rpc_error(NotFound("trial", runtime_id)))(scope, receive, send)
             return
         await self._mcp(scope, receive, send)
 
@@ -301,11 +300,14 @@ def _wait(request: Request) -> float | None:
 
 async def _outcome(operation: Operation, request: Request, wait: float | None) -> Any:
     """The operation's outcome; _Pending when the wait is over, or its client has gone."""
+    if operation.undo is None:
+        with anyio.move_on_after(wait):
+            return await operation.outcome()
+        raise _Pending
     outcome: list[Any] = []
     errors: list[Exception] = []
     async with anyio.create_task_group() as tasks:
-        if operation.undo is not None:
-            tasks.start_soon(_cancel_when_gone, request, tasks.cancel_scope)
+        tasks.start_soon(_cancel_when_gone, request, tasks.cancel_scope)
         with anyio.move_on_after(wait):
             try:
                 outcome.append(await operation.outcome())
@@ -327,6 +329,12 @@ async def _cancel_when_gone(request: Request, scope: anyio.CancelScope) -> None:
 
 def _json(status: int, data: Any, headers: dict[str, str] | None = None) -> Response:
     return Response(encode(data), status, headers, media_type=JSON)
+
+
+def _rpc_error(error: NotFound) -> dict[str, Any]:
+    """For MCP clients, which read errors of their own kind only."""
+    _, problem, _ = to_problem(error)
+    return {"jsonrpc": "2.0", "id": None, "error": {"code": -32602, "message": str(error), "data": problem}}
 
 
 def _no_route(request: Request, error: Exception) -> Response:

@@ -22,6 +22,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "corral", "testserver")
 OPEN = frozenset({"/health"})
 """What needs no token: whoever watches over the server need not be able to use it."""
 
+_READ = frozenset({b"authorization", b"host", b"origin"})
 _MCP = re.compile(r"/trials/([^/]+)/mcp")
 
 
@@ -44,27 +45,27 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Any) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
         if self._token is not None:
             self._check_token(self._token, headers, scope)
         elif "*" not in self._hosts:
             self._check_origin(headers)
 
-    def _check_token(self, token: str, headers: dict[str, str], scope: Any) -> None:
+    def _check_token(self, token: str, headers: dict[bytes, str], scope: Any) -> None:
         if scope["path"] in OPEN or _has_trial_key(token, scope):
             return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, given = headers.get(b"authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode(), token.encode())
         if scheme.lower() != "bearer" or not right:
             what = "the token is wrong" if given else "this server needs a token"
             raise Unauthorized(f"{what}: send 'Authorization: Bearer TOKEN' (clients take it from CORRAL_TOKEN)")
 
-    def _check_origin(self, headers: dict[str, str]) -> None:
-        host = headers.get("host", "").lower()
+    def _check_origin(self, headers: dict[bytes, str]) -> None:
+        host = headers.get(b"host", "").lower()
         name = re.sub(r":\d+$", "", host)
         if name not in self._hosts:
             raise Forbidden(f"this server is not called {name!r}: it answers to {', '.join(sorted(self._hosts))}")
-        origin = headers.get("origin")
+        origin = headers.get(b"origin")
         if origin is not None and origin.lower().partition("://")[2] != host:
             raise Forbidden(f"this server takes no requests from web pages of {origin!r}")
 

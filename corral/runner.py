@@ -7,44 +7,27 @@ agent     ── Crew ───────┘
 
 from __future__ import annotations
 
-import logging
-import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from random import SystemRandom
 from typing import Any
 
 import anyio
 
-from corral.attempt import RunIdentity, TrialDriver
-from corral.collector import Collector
-from corral.connection import Connection, connect, source_of
+from corral.connection import connect, source_of
 from corral.crew import AgentFactory, Crew
-from corral.episode import Episode, Unreachable
-from corral.errors import AgentError, ConfigError, FailureKind, JournalError
-from corral.journal import Header, Journal, check_same, from_record, new_session_id
-from corral.plan import Plan, make_plan
+from corral.errors import ConfigError
+from corral.plan import make_plan
 from corral.pool.entry import importing_main
 from corral.report.progress import Progress, choose
 from corral.report.result import BenchmarkResult
-from corral.scheduler import Job, Scheduler
+from corral.session import Session
 from corral.settings import RunSettings, check_settings
-from corral.tasks import task_output
-from corral.threads import call_blocking
-from corral.types import ConcurrencyConfig, TaskTrialResult, TrialKey
+from corral.types import ConcurrencyConfig
 from corral.unwrap import unwrapped
-
-_log = logging.getLogger(__name__)
-
-TICK = 1.0
-"""Seconds between two looks at the pool for the progress display."""
 
 UNGUARDED = """a run was started while a worker imported your script. Guard the script, so that it starts the run only \
 when it is run itself:
@@ -189,7 +172,7 @@ class CorralRunner:
         async with connect(self._interface, settings) as connection:
             plan = make_plan(connection.catalogue, settings.task_ids, settings.trials_per_task)
             connection.check(plan, settings.limits)
-            session = _Session(self._checkpoint_dir, settings, plan, connection, self._crew)
+            session = Session(self._checkpoint_dir, settings, plan, connection, self._crew)
             async with session.opened(display):
                 await session.run(display)
                 result = BenchmarkResult.collect(
@@ -209,206 +192,6 @@ class CorralRunner:
                 )
                 await session.conclude(result)
             return result
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """What is left to do."""
-
-    jobs: list[Job]
-    recorded: dict[TrialKey, bool]
-    """Trials with a record, and whether they succeeded."""
-
-
-class _Session:
-    """One session while it runs: its journal, its results so far, and the run of what is left."""
-
-    def __init__(
-        self, checkpoint_dir: Path, settings: RunSettings, plan: Plan, connection: Connection, crew: Crew
-    ) -> None:
-        self.session_id = settings.session_id or new_session_id(datetime.now().astimezone(), SystemRandom())
-        self.seed = settings.seed if settings.seed is not None else secrets.randbits(63)
-        self.results: dict[TrialKey, TaskTrialResult] = {}
-        self._directory = checkpoint_dir / self.session_id
-        self._settings = settings
-        self._plan = plan
-        self._connection = connection
-        self._crew = crew
-        self._collector: Collector
-        self.journal_path: Path | None = None
-        self.model: str | None = None
-        self._journal: Journal
-        self._recorded_header: Header | None = None
-        self._run_id = f"run_{secrets.token_hex(8)}"
-
-    # ---- the journal ----
-
-    @asynccontextmanager
-    async def opened(self, display: Progress) -> AsyncIterator[None]:
-        """Create or resume the session's journal, and close it."""
-        async with AsyncExitStack() as stack:
-            journal = await call_blocking(self._find)
-            if journal is not None:
-                stack.callback(journal.close)
-            model = self.model = await self._label()
-            if journal is None or self._recorded_header is None:
-                journal = await call_blocking(Journal.create, self._directory, self._header(model))
-                stack.callback(journal.close)
-            else:
-                most = max((key.trial_index + 1 for key in self.results), default=0)
-                check_same(self._recorded_header, *self._identity_parts(model), recorded_trials=most)
-            self._journal, self.journal_path = journal, journal.path
-
-            def recorded(result: TaskTrialResult) -> None:
-                self.results[result.key] = result
-                display.recorded(result)
-
-            collector = Collector(journal, recorded, recorded=list(self.results))
-            self._collector = await stack.enter_async_context(collector)
-            yield
-
-    async def conclude(self, result: BenchmarkResult) -> None:
-        """Write down what no trial's record tells, so that the journal holds the whole report."""
-        try:
-            await call_blocking(lambda: self._journal.append_run(result.closing_record()))
-        except JournalError as error:  # every trial is on the disk: the result is worth more than this line
-            _log.warning("the session's journal has no closing line: %s", error)
-
-    def _find(self) -> Journal | None:
-        """The recorded session, if there is one: its seed and its results are this run's from now on."""
-        if not Journal.exists(self._directory):
-            return None
-        if not self._settings.resume:
-            raise ConfigError(
-                f"session {self.session_id!r} has results in {self._directory} already, and resume is off: "
-                "resume it, or start a new session under another id"
-            )
-        journal, self._recorded_header, records = Journal.open_existing(self._directory)
-        self.seed = self._recorded_header.plan["seed"]
-        self.results = {result.key: result for result in map(from_record, records)}
-        return journal
-
-    async def _label(self) -> str | None:
-        """The model's name: the crew's word, else that of the first agent that is needed, or would be.
-
-        Where that agent cannot be made: the recorded one, for there is nothing that speaks against it.
-        """
-        if self._crew.label is not None or self._crew.is_shared:
-            return self._crew.label
-        key = next((key for key in self._plan.trials() if not self._is_settled(key)), next(self._plan.trials()))
-        try:
-            return await self._crew.prepare(self.identity.context(key))
-        except AgentError:
-            recorded: str | None = self._recorded_header.fingerprint.get("model") if self._recorded_header else None
-            return recorded
-
-    def _is_settled(self, key: TrialKey) -> bool:
-        """Whether a trial has a record that stands."""
-        result = self.results.get(key)
-        return result is not None and (result.graded or not self._settings.retry_errors)
-
-    def _identity_parts(self, model: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What must be the same when the session is resumed: the plan, and what it is run with."""
-        plan = {
-            "task_ids": list(self._plan.tasks),
-            "trials_per_task": self._plan.trials_per_task,
-            "seed": self._settings.seed,
-        }
-        fingerprint = {
-            "model": model,
-            "environments": self._connection.fingerprint,
-            "tasks": {task_id: info.digest for task_id, info in self._plan.tasks.items()},
-        }
-        return plan, fingerprint
-
-    def _header(self, model: str | None) -> Header:
-        plan, fingerprint = self._identity_parts(model)
-        return Header.new(self.session_id, {**plan, "seed": self.seed}, fingerprint, datetime.now().astimezone())
-
-    @property
-    def identity(self) -> RunIdentity:
-        """What all trials of this run have in common."""
-        return RunIdentity(self.session_id, self._run_id, self.seed)
-
-    # ---- the run ----
-
-    async def run(self, display: Progress) -> None:
-        """Run what has no record yet."""
-        pending = await self._pending()
-        display.planned(self._plan.size, len(pending.recorded))
-        driver = TrialDriver(self._connection, self._settings, self._crew, self.identity, display, self._outputs_of)
-
-        async def run_trial(job: Job, configured: Any) -> TaskTrialResult:
-            result = await driver.run(job, configured)
-            return await self._collector.record(result, replaces=job.key in self.results)
-
-        async def close_episode(episode: Episode) -> None:
-            with suppress(LookupError):  # none of its tasks was ever opened
-                await self._connection.close_episode(episode.episode_id)
-
-        scheduler = Scheduler(
-            self._settings.limits,
-            slots=self._grow_pool(pending.jobs),
-            run_trial=run_trial,
-            skip_trial=self._skip,
-            close_episode=close_episode,
-        )
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._tell, display, scheduler, driver)
-                await scheduler.run(pending.jobs, pending.recorded)
-                tasks.cancel_scope.cancel()
-        finally:
-            display.finished()
-
-    def _outputs_of(self, job: Job) -> dict[str, Any]:
-        """From the records, so that a dependent gets the same after a resume."""
-        parents = [TrialKey(parent, job.key.trial_index) for parent in job.info.parents]
-        return {key.task_id: task_output(self.results[key].state) for key in parents if key in self.results}
-
-    async def _pending(self) -> _Pending:
-        jobs: list[Job] = []
-        now = time.monotonic()
-        for episode in self._plan.episodes():
-            for task_id in episode.tasks:
-                key = TrialKey(task_id, episode.trial_index)
-                jobs.append(Job(key, self._plan.tasks[task_id], episode, len(jobs), planned_at=now))
-        if self._settings.limits.per_model:
-            for job in jobs:
-                if not self._is_settled(job.key):
-                    with suppress(AgentError):  # its trial will tell
-                        job.model = await self._crew.prepare(self.identity.context(job.key))
-        settled = {key: result.success for key, result in self.results.items() if self._is_settled(key)}
-        return _Pending(jobs, settled)
-
-    def _grow_pool(self, jobs: list[Job]) -> int | None:
-        pool = self._connection.pool
-        if pool is None or self._settings.worker_pool is None:
-            # A server hands out its slots itself, to other runs too; more trials than it has would only wait there.
-            most = self._connection.remote_slots or self._settings.limits.global_trials
-            return most if self._connection.has_remote_pool else None
-        to_run = sum(job.info.mode == "process" and not self._is_settled(job.key) for job in jobs)
-        wanted = self._settings.worker_pool.size or min(self._settings.limits.global_trials, to_run)
-        pool.resize(max(1, wanted))
-        return pool.size
-
-    async def _skip(self, job: Job, lost: Unreachable) -> None:
-        message = f"not run: it needs the output of task {lost.broken_by!r}, which did not succeed"
-        state = {"task_id": job.key.task_id, "unreachable": True, "missing_dependency": lost.broken_by}
-        result = TaskTrialResult.not_graded(job.key, FailureKind.NOT_RUN, message, state=state)
-        await self._collector.record(result, replaces=job.key in self.results)
-
-    async def _tell(self, display: Progress, scheduler: Scheduler, driver: TrialDriver) -> None:
-        """Keep the display informed of what no trial tells."""
-        tick = getattr(display, "tick", None)
-        while True:
-            if self._connection.pool is not None:
-                display.pool(self._connection.pool.statistics())
-            display.waiting(scheduler.waits())
-            driver.tell_phases()
-            if tick is not None:
-                tick()
-            await anyio.sleep(TICK)
 
 
 def _in_event_loop() -> bool:

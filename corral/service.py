@@ -16,29 +16,25 @@ Guarantees
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from corral.data import to_data
 from corral.errors import (
     ConfigError,
     ConfigureTimeout,
     EnvStartError,
-    ErrorRecord,
     FailureKind,
     NotFound,
-    SerializationError,
-    SubmissionError,
     ToolTimeout,
     TrialError,
 )
-from corral.hosts import InProcessHost, TrialHost
+from corral.hosts import InProcessHost
+from corral.open_trial import OpenEpisode, OpenTrial
 from corral.pool.supervisor import WorkerPool
 from corral.pool.wire import Closed
 from corral.source import EnvironmentSource
@@ -47,18 +43,13 @@ from corral.types import (
     Action,
     TaskInfo,
     TaskTrialResult,
-    ToolCall,
-    ToolResponse,
-    TrialKey,
     TrialSpec,
-    WorkerRef,
     check_count,
 )
 
-_ACTS = frozenset({Action.EXECUTE, Action.SUBMIT, Action.SURRENDER, Action.CONFIGURE})
+__all__ = ["OpenTrial", "ServiceLimits", "TrialService"]
 
-CALLS_KEPT = 1000
-"""Tool calls of one trial that the supervisor remembers, for the record of an attempt that is lost."""
+_ACTS = frozenset({Action.EXECUTE, Action.SUBMIT, Action.SURRENDER, Action.CONFIGURE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,62 +61,6 @@ class ServiceLimits:
     close_timeout: float = 10.0
     setup_timeout: float | None = None
     """Of building a trial's environment and of its ``setup_fn``."""
-
-
-@dataclass
-class OpenTrial:
-    """A trial that is open: where it runs, and what the supervisor saw pass."""
-
-    runtime_id: str
-    task_id: str
-    trial_index: int
-    host: TrialHost
-    workspace: str = ""
-    episode_id: str | None = None
-    gated: bool = False
-    phase: str = "set-up"
-    """What runs, or ran last, in words."""
-    calls: list[ToolCall] = field(default_factory=list)
-    fault: TrialError | None = None
-    """What broke it."""
-    worker: WorkerRef | None = None
-    output: str = ""
-    """The tail of what its process printed, where that was killed."""
-    result: TaskTrialResult | None = None
-    """What submitting or surrendering gave."""
-    turn: anyio.Lock = field(default_factory=anyio.Lock)
-    """Held by the call that runs. Trials of one episode on a slot share it, as they share the process."""
-    calling: set[anyio.CancelScope] = field(default_factory=set)
-    """The calls that run or wait for their turn."""
-
-    @asynccontextmanager
-    async def call(self) -> AsyncIterator[None]:
-        """One call, when its turn comes. NotFound if the trial is closed meanwhile."""
-        with anyio.CancelScope() as scope:
-            self.calling.add(scope)
-            try:
-                async with self.turn:
-                    yield
-            finally:
-                self.calling.discard(scope)
-        if scope.cancelled_caught:
-            raise NotFound("trial", self.runtime_id)
-
-    def end_calls(self) -> None:
-        """Give up every call."""
-        for scope in self.calling:
-            scope.cancel()
-
-
-@dataclass
-class _Episode:
-    """The tasks of one trial round of a chain, and the lease that they share."""
-
-    host: TrialHost | None = None
-    turn: anyio.Lock = field(default_factory=anyio.Lock)
-    placing: anyio.Lock = field(default_factory=anyio.Lock)
-    outputs: dict[str, Any] = field(default_factory=dict)
-    open_trials: set[str] = field(default_factory=set)
 
 
 class TrialService:
@@ -148,7 +83,7 @@ class TrialService:
         self._limits = limits or ServiceLimits()
         self._work_root = work_root
         self._trials: dict[str, OpenTrial] = {}
-        self._episodes: dict[str, _Episode] = {}
+        self._episodes: dict[str, OpenEpisode] = {}
         self._shared: dict[str, str] = {}
         self._sharing: dict[str, anyio.Lock] = {}
         self._waits = waits
@@ -174,7 +109,7 @@ class TrialService:
         """
         info = self._info(task_id)
         check_count(tool_jobs_per_trial, "tool_jobs_per_trial")
-        episode = self._episodes.setdefault(episode_id, _Episode()) if episode_id is not None else None
+        episode = self._episodes.setdefault(episode_id, OpenEpisode()) if episode_id is not None else None
         trial = await self._placed(info, episode, trial_index, episode_id)
         known = {**(episode.outputs if episode else {}), **(outputs or {})}
         needed = {parent: known[parent] for parent in info.parents if parent in known}
@@ -192,7 +127,7 @@ class TrialService:
         return trial
 
     async def _placed(
-        self, info: TaskInfo, episode: _Episode | None, trial_index: int, episode_id: str | None
+        self, info: TaskInfo, episode: OpenEpisode | None, trial_index: int, episode_id: str | None
     ) -> OpenTrial:
         """A trial that has its place, and is yet to be opened there."""
         trial = partial(OpenTrial, f"tr_{secrets.token_hex(8)}", info.task_id, trial_index, episode_id=episode_id)
@@ -316,7 +251,7 @@ class TrialService:
             if trial.fault is not None:
                 raise trial.fault
             trial.phase = f"tool {arguments[0]}" if action is Action.EXECUTE else action.value
-            if (refusal := _refusal(trial, action, arguments)) is not None:
+            if (refusal := trial.refusal(action, arguments)) is not None:
                 return refusal
             try:
                 value = await self._perform_within_limit(trial, action, arguments)
@@ -329,13 +264,9 @@ class TrialService:
             return value
 
     def _remember(self, trial: OpenTrial, value: Any, arguments: tuple[Any, ...]) -> None:
-        if isinstance(value, ToolResponse) and len(trial.calls) < CALLS_KEPT:
-            name, given = arguments
-            trial.calls.append(ToolCall(name, given, value.success, value.result, value.error))
-        if isinstance(value, TaskTrialResult):
-            trial.result = value
-            if trial.episode_id in self._episodes:
-                self._episodes[trial.episode_id].outputs[trial.task_id] = task_output(value.state)
+        trial.remember(value, arguments)
+        if isinstance(value, TaskTrialResult) and trial.episode_id in self._episodes:
+            self._episodes[trial.episode_id].outputs[trial.task_id] = task_output(value.state)
 
     async def _perform_within_limit(self, trial: OpenTrial, action: Action, arguments: tuple[Any, ...]) -> Any:
         seconds = self._limit_of(action)
@@ -394,21 +325,3 @@ class TrialService:
         for info in self.catalogue.values():
             if missing := [parent for parent in info.parents if parent not in self.catalogue]:
                 raise ConfigError(f"task {info.task_id!r} needs the outputs of unknown tasks: {', '.join(missing)}")
-
-
-def _refusal(trial: OpenTrial, action: Action, arguments: tuple[Any, ...]) -> ToolResponse | None:
-    """A failed call for arguments that are no data; SubmissionError for such an answer. So also where they could pass.
-
-    What an agent can do shall not depend on where its trial runs.
-    """
-    try:
-        if action is Action.EXECUTE:
-            to_data(arguments[1], f"the call of tool {arguments[0]!r}", arrays="describe")
-        elif action is Action.SUBMIT:
-            to_data(arguments[0], "the answer", arrays="describe")
-    except SerializationError as error:
-        if action is Action.EXECUTE:
-            return ToolResponse(False, error=str(ErrorRecord.of(error)))
-        key = TrialKey(trial.task_id, trial.trial_index)
-        raise SubmissionError(f"the answer to {key} cannot be accepted: {error}") from error
-    return None

@@ -28,15 +28,16 @@ LAYERS: list[set[str]] = [
     {"environment"},
     {"catalogue", "runtime", "source"},
     {"envs.*", "episode", "journal", "plan", "planner", "pool.*"},
-    {"collector", "crew", "hosts", "report.*", "routers", "scheduler", "service", "settings"},
+    {"collector", "crew", "hosts", "open_trial", "report.*", "routers", "scheduler", "service", "settings"},
     {"agents.*", "app", "client", "endpoints", "front", "mcp_bridge", "openapi", "remote", "serving"},
-    {"attempt", "connection", "envs.wetlab.agents", "runner"},
-    {"cli", "named", "server", "pool.__main__"},
+    {"attempt", "connection", "envs.wetlab.agents", "runner", "session"},
+    {"cli", "named", "server", "pool.__main__", "report.__main__", "report.command"},
 ]  # fmt: skip
 """From the bottom up. A module imports from its own layer and those below; within a layer there are no cycles."""
 
 PURE = {
-    "data", "episode", "errors", "planner", "pool.lifecycle", "pool.wire", "records", "report.metrics", "tasks",
+    "data", "episode", "errors", "planner", "pool.lifecycle", "pool.wire", "records", "report.comparison",
+    "report.figures", "report.intervals", "report.metrics", "report.timeline", "report.transcript", "tasks",
     "types",
 }  # fmt: skip
 """Modules without a clock, files, processes or an event loop: time is an argument, tests need no sleep."""

@@ -65,7 +65,7 @@ def _sections(text: str) -> dict[str, str]:
     """Label -> text, up to the first observation, and of a label that comes twice the first."""
     found: dict[str, str] = {}
     labels = list(_LABEL.finditer(text))
-    for label, following in zip(labels, [*labels[1:], None], strict=True):
+    for label, following in zip(labels, [*labels[1:], None], strict=False):
         name = re.sub(r"[ _]", " ", label["name"].lower()).replace("final ", "")
         if name == "observation" or (name in ("action", "answer") and {"action", "answer"} & found.keys()):
             break

@@ -205,6 +205,7 @@ class Worker:
         self._what = ""
         self._spawned = 0.0
         self._cause: BaseException | None = None
+        self._failed = "importing the main script in a worker"
         self._channel: Channel | None = None
         self._processes: dict[int, TrialProcess] = {}
 
@@ -243,7 +244,9 @@ class Worker:
         try:
             with self._scope:
                 await to_process.run_sync(enter, self._spec, cancellable=True, limiter=self._limiter)
-        except (BrokenWorkerProcess, OSError) as error:
+        except OSError as error:
+            self._cause, self._failed = error, "starting an interpreter"
+        except BrokenWorkerProcess as error:
             self._cause = error.__cause__ or error
             if not self._visitor.arrived.is_set():
                 # anyio does not wait for an interpreter whose main module failed: the event loop gets a moment to
@@ -273,7 +276,7 @@ class Worker:
         if cause is None or isinstance(cause, BrokenWorkerProcess | anyio.EndOfStream | anyio.IncompleteRead):
             record = ErrorRecord("ProcessEnded", f"the worker process ended before it was ready{self._last_output()}")
             return EnvStartError.because(what, record)
-        return EnvStartError.because("importing the main script in a worker", ErrorRecord.of(cause))
+        return EnvStartError.because(self._failed, ErrorRecord.of(cause))
 
     async def _slow_start(self) -> SlowStart:
         what = self._what if self.pid else "importing the main script"

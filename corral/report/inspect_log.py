@@ -198,13 +198,19 @@ def _messages(found: list[Turn]) -> Iterator[Data]:
     """Inspect's chat messages; a call without an id gets one, which the next answer of that tool refers to."""
     open_calls: list[tuple[str, str]] = []
     for number, turn in enumerate(found):
-        message: Data = {"id": f"m{number}", "role": turn.role if turn.role != "other" else "user", "content": turn.text}
+        message: Data = {
+            "id": f"m{number}",
+            "role": turn.role if turn.role != "other" else "user",
+            "content": turn.text,
+        }
         if turn.role == "assistant" and turn.calls:
             message["tool_calls"] = calls = [_call(call, f"c{number}.{place}") for place, call in enumerate(turn.calls)]
             open_calls += [(call["id"], call["function"]) for call in calls]
         if turn.role == "tool":
             answered = next((item for item in open_calls if turn.call_id == item[0]), None)
-            answered = answered or next((item for item in open_calls if turn.tool == item[1]), (turn.call_id, turn.tool))
+            answered = answered or next(
+                (item for item in open_calls if turn.tool == item[1]), (turn.call_id, turn.tool)
+            )
             open_calls = [item for item in open_calls if item != answered]
             message |= {"tool_call_id": answered[0], "function": turn.tool or answered[1]}
             if turn.error is not None:

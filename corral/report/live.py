@@ -173,7 +173,9 @@ class LiveProgress(Silent):
         table.add_column(justify="right", no_wrap=True)
         for trial in shown:
             age = now - trial.phase_since
-            phase = Text(f"{printable(trial.phase)} {clock_time(age)}", style="yellow" if age >= LONG_SECONDS else "dim")
+            phase = Text(
+                f"{printable(trial.phase)} {clock_time(age)}", style="yellow" if age >= LONG_SECONDS else "dim"
+            )
             where = "" if trial.worker is None else f"  slot {trial.worker.slot}"
             table.add_row(Text(f"  {printable(trial.key)}{where}"), phase, clock_time(now - trial.since))
         if len(oldest) > len(shown):

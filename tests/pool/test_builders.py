@@ -210,6 +210,7 @@ async def test_an_interpreter_that_cannot_be_started(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     error = await failure(pool_envs.build)
     assert isinstance(error, EnvStartError)
+    assert str(error).startswith("starting an interpreter failed: FileNotFoundError")
     assert "no-python" in str(error)
 
 

@@ -100,7 +100,7 @@ class TestLines:
         lines.finished()
         assert stream.getvalue().splitlines() == [
             "corral: 4 trials planned, 1 of them recorded before",
-            "corral: 2 of 4 recorded; 1 succeeded; 1 running; oldest a#0 in tool titrate for 0:08; "
+            "corral: 2 of 4 recorded; 1 succeeded; 1 running; waiting for slot 3; oldest a#0 in tool titrate for 0:08; "
             "0:10, 6.0/min, about 0:20 to go",
             "corral: 4 of 4 recorded; 1 succeeded; worker_died 1; 0:10, 18.0/min",
         ]
@@ -288,10 +288,10 @@ class TestChoose:
             (None, Terminal, LiveProgress),
             (True, Terminal, LiveProgress),
             (False, Terminal, Silent),
-            (None, io.StringIO, Silent),
+            (None, io.StringIO, LineProgress),
             (True, io.StringIO, LineProgress),
             (False, io.StringIO, Silent),
-            (None, _closed, Silent),
+            (None, _closed, LineProgress),
         ],
     )
     def test_by_flag_and_stream(

@@ -45,10 +45,10 @@ def test_tasks_and_figures() -> None:
     assert ["task", "graded", "score", "successes", "failures"] in lines
     assert ["titration", "2", "of", "2", "0.500", "1"] in lines
     assert ["buffer", "2", "of", "2", "1.000", "2"] in lines
-    assert ["score", "0.750"] in lines
-    assert ["pass@1", "0.750"] in lines
-    assert ["pass@2", "1.000"] in lines
-    assert ["pass^2", "0.500"] in lines
+    assert ["score", "0.750", "95", "%:", "0.010", "to", "0.999"] in lines
+    assert ["pass@1", "0.750", "95", "%:", "0.010", "to", "0.999"] in lines
+    assert ["pass@2", "1.000", "95", "%:", "0.012", "to", "1.000"] in lines
+    assert ["pass^2", "0.500", "95", "%:", "0.002", "to", "0.998"] in lines
     assert ["trials", "4", "of", "4", "graded"] in lines
     assert ["time", "3.21", "s"] in lines
     assert ["session", "session-x"] in lines

@@ -47,5 +47,3 @@ class McpScriptedAgent(BaseAgent):
             answer = await to_thread.run_sync(self.policy, lab, prompt)
         self.messages.append({"role": "assistant", "content": answer})
         return answer
-
-

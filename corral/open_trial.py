@@ -1,0 +1,103 @@
+"""What the service keeps of a trial and of an episode while they are open.
+
+Guarantees: calls of one trial, and of one episode on a slot, run one after the other; ``end_calls`` gives up those that
+run and those that wait, and nobody gets their late answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from corral.data import to_data
+from corral.errors import ErrorRecord, NotFound, SerializationError, SubmissionError, TrialError
+from corral.hosts import TrialHost
+from corral.types import Action, TaskTrialResult, ToolCall, ToolResponse, TrialKey, WorkerRef
+
+CALLS_KEPT = 1000
+"""Tool calls of one trial that the supervisor remembers, for the record of an attempt that is lost."""
+
+
+@dataclass
+class OpenTrial:
+    """A trial that is open: where it runs, and what the supervisor saw pass."""
+
+    runtime_id: str
+    task_id: str
+    trial_index: int
+    host: TrialHost
+    workspace: str = ""
+    episode_id: str | None = None
+    gated: bool = False
+    phase: str = "set-up"
+    """What runs, or ran last, in words."""
+    calls: list[ToolCall] = field(default_factory=list)
+    fault: TrialError | None = None
+    """What broke it."""
+    worker: WorkerRef | None = None
+    output: str = ""
+    """The tail of what its process printed, where that was killed."""
+    result: TaskTrialResult | None = None
+    """What submitting or surrendering gave."""
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    """Held by the call that runs. Trials of one episode on a slot share it, as they share the process."""
+    calling: set[anyio.CancelScope] = field(default_factory=set)
+    """The calls that run or wait for their turn."""
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """One call, when its turn comes. NotFound if the trial is closed meanwhile."""
+        with anyio.CancelScope() as scope:
+            self.calling.add(scope)
+            try:
+                async with self.turn:
+                    yield
+            finally:
+                self.calling.discard(scope)
+        if scope.cancelled_caught:
+            raise NotFound("trial", self.runtime_id)
+
+    def end_calls(self) -> None:
+        """Give up every call."""
+        for scope in self.calling:
+            scope.cancel()
+
+    def remember(self, value: Any, arguments: tuple[Any, ...]) -> None:
+        """What a call gave."""
+        if isinstance(value, ToolResponse) and len(self.calls) < CALLS_KEPT:
+            name, given = arguments
+            self.calls.append(ToolCall(name, given, value.success, value.result, value.error))
+        if isinstance(value, TaskTrialResult):
+            self.result = value
+
+    def refusal(self, action: Action, arguments: tuple[Any, ...]) -> ToolResponse | None:
+        """A failed call for arguments that are no data; SubmissionError for such an answer; else None.
+
+        In-process they could pass, but what an agent can do shall not depend on where its trial runs.
+        """
+        try:
+            if action is Action.EXECUTE:
+                to_data(arguments[1], f"the call of tool {arguments[0]!r}", arrays="describe")
+            elif action is Action.SUBMIT:
+                to_data(arguments[0], "the answer", arrays="describe")
+        except SerializationError as error:
+            if action is Action.EXECUTE:
+                return ToolResponse(False, error=str(ErrorRecord.of(error)))
+            key = TrialKey(self.task_id, self.trial_index)
+            raise SubmissionError(f"the answer to {key} cannot be accepted: {error}") from error
+        return None
+
+
+@dataclass
+class OpenEpisode:
+    """The tasks of one trial round of a chain, and the lease that they share."""
+
+    host: TrialHost | None = None
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    placing: anyio.Lock = field(default_factory=anyio.Lock)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    open_trials: set[str] = field(default_factory=set)

@@ -1,0 +1,197 @@
+"""Errors, intervals and p-values: against values worked out by hand, printed tables, and simulations of known truth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from corral.report.intervals import adjusted, estimate, paired, t_quantile, t_tail, unpaired
+from corral.report.metrics import pass_at_k, pass_hat_k
+
+
+@pytest.mark.parametrize(
+    ("freedom", "level", "value"),
+    [(1, 0.975, 12.706), (2, 0.975, 4.303), (5, 0.95, 2.015), (10, 0.975, 2.228), (30, 0.995, 2.750), (120, 0.975, 1.980)],
+)  # fmt: skip
+def test_quantiles_are_those_of_the_printed_tables(freedom: int, level: float, value: float) -> None:
+    assert t_quantile(level, freedom) == pytest.approx(value, abs=5e-4)
+    assert t_tail(t_quantile(level, freedom), freedom) == pytest.approx(1 - level, rel=1e-9)
+
+
+def test_students_t_in_closed_form() -> None:
+    # With one degree of freedom it is Cauchy's, with two it has a root.
+    for t in (0.0, 0.3, 1.0, 5.0, 400.0):
+        assert t_tail(t, 1) == pytest.approx(0.5 - math.atan(t) / math.pi, rel=1e-9)
+        assert t_tail(t, 2) == pytest.approx(0.5 - t / (2 * math.sqrt(2 + t * t)), rel=1e-7)
+
+
+def test_the_standard_error_is_that_of_the_tasks_means() -> None:
+    # By hand: mean 0.5, squared deviations 0.04 + 0.01 + 0.09, divided by 2 and by 3.
+    found = estimate([0.3, 0.4, 0.8])
+    assert found.value == pytest.approx(0.5)
+    assert found.standard_error == pytest.approx(math.sqrt(0.14 / 2 / 3))
+
+
+def test_figures_beyond_0_to_1_get_students_interval() -> None:
+    found = estimate([2.0, 4.0, 6.0])
+    half = 4.302653 * 2 / math.sqrt(3)
+    assert (found.low, found.high) == pytest.approx((4 - half, 4 + half), rel=1e-6)
+
+
+def test_the_interval_of_shares_is_wilsons_with_students_quantile() -> None:
+    tasks = [1.0] * 14 + [0.0] * 6
+    found = estimate(tasks)
+    # Wilson's interval by its own formula, for 19 observations: v (1 - v) / SE^2 = n - 1 where every task is 0 or 1.
+    n, p, t = 19, 0.7, 2.0930241
+    middle, half = (
+        (p + t * t / (2 * n)) / (1 + t * t / n),
+        t / (1 + t * t / n) * math.sqrt(p * (1 - p) / n + t * t / (4 * n * n)),
+    )
+    assert (found.low, found.high) == pytest.approx((middle - half, middle + half), rel=1e-6)
+
+
+def test_the_interval_stays_open_where_every_task_gives_the_same_end() -> None:
+    none, all_ = estimate([0.0] * 10), estimate([1.0] * 10)
+    assert (none.low, all_.high) == (0.0, 1.0)
+    assert none.high == pytest.approx(2.262157**2 / (10 + 2.262157**2), rel=1e-6)
+    assert all_.low == pytest.approx(1 - none.high)
+
+
+def test_equal_figures_have_no_error_whatever_rounding_leaves() -> None:
+    found = estimate([0.1, sum([0.1] * 10) / 10, 0.1])
+    assert (found.low, found.high) == pytest.approx((0.1, 0.1))
+    assert estimate([0.1] * 7).standard_error == 0.0
+
+
+@pytest.mark.parametrize("figures", [[], [0.5], [0.5, math.nan]])
+def test_what_cannot_be_estimated_is_nan(figures: list[float]) -> None:
+    found = estimate(figures)
+    assert all(map(math.isnan, (found.standard_error, found.low, found.high)))
+
+
+# --- coverage: how often the interval holds the truth ---
+
+
+def coverage(make: Callable[[random.Random], tuple[list[float], float]], runs: int = 2000, seed: int = 7) -> float:
+    random_ = random.Random(seed)
+    hits = 0
+    for _ in range(runs):
+        figures, truth = make(random_)
+        found = estimate(figures)
+        hits += found.low <= truth <= found.high
+    return hits / runs
+
+
+def benchmark(random_: random.Random) -> tuple[list[list[bool]], float, float]:
+    """A benchmark from a population of tasks: each task's trials, and the parameters of how hard its tasks are."""
+    tasks, trials = random_.choice((20, 30, 50, 100)), random_.choice((2, 3, 5, 8))
+    a, b = random_.choice(((0.5, 0.5), (2, 2), (1, 4), (4, 1), (1, 1), (3, 6)))
+    chances = [random_.betavariate(a, b) for _ in range(tasks)]
+    return [[random_.random() < chance for _ in range(trials)] for chance in chances], a, b
+
+
+def test_average_score_covers_the_truth_at_its_level() -> None:
+    def make(random_: random.Random) -> tuple[list[float], float]:
+        tasks, a, b = benchmark(random_)
+        return [sum(task) / len(task) for task in tasks], a / (a + b)
+
+    assert 0.94 <= coverage(make) <= 0.965
+
+
+def test_pass_at_k_covers_the_truth_at_its_level() -> None:
+    def make(random_: random.Random) -> tuple[list[float], float]:
+        tasks, a, b = benchmark(random_)
+        # 1 - E (1 - p)^2 for Beta(a, b)
+        truth = 1 - b * (b + 1) / ((a + b) * (a + b + 1))
+        return [pass_at_k(len(task), sum(task), 2) for task in tasks], truth
+
+    assert 0.94 <= coverage(make) <= 0.965
+
+
+def test_pass_hat_k_covers_the_truth_at_its_level() -> None:
+    def make(random_: random.Random) -> tuple[list[float], float]:
+        tasks, a, b = benchmark(random_)
+        return [pass_hat_k(len(task), sum(task), 2) for task in tasks], a * (a + 1) / ((a + b) * (a + b + 1))
+
+    assert 0.94 <= coverage(make) <= 0.965
+
+
+def test_continuous_scores_cover_the_truth_at_their_level() -> None:
+    def make(random_: random.Random) -> tuple[list[float], float]:
+        centres = [random_.betavariate(2, 3) for _ in range(random_.choice((20, 40, 80)))]
+        return [sum(random_.betavariate(10 * c, 10 * (1 - c)) for _ in range(3)) / 3 for c in centres], 0.4
+
+    assert 0.94 <= coverage(make) <= 0.965
+
+
+# --- two runs ---
+
+
+def test_a_paired_difference_by_hand() -> None:
+    # Differences 0.1, 0.3, 0.2: mean 0.2, deviation 0.1, error 0.1 / sqrt 3; t = 3.4641 with 2 degrees of freedom.
+    found = paired([0.5, 0.2, 0.4], [0.6, 0.5, 0.6])
+    assert found.value == pytest.approx(0.2)
+    assert found.standard_error == pytest.approx(0.1 / math.sqrt(3))
+    t = 2 * math.sqrt(3)
+    assert found.p_value == pytest.approx(1 - t / math.sqrt(2 + t * t))
+    assert found.low < 0 < found.high
+
+
+def test_pairing_sees_what_the_difficulty_of_the_tasks_hides() -> None:
+    before = [index / 20 for index in range(20)]
+    after = [value + 0.02 + 0.01 * (index % 2) for index, value in enumerate(before)]
+    assert paired(before, after).p_value < 1e-9
+    assert unpaired(before, after).p_value > 0.7
+
+
+def test_equal_runs_do_not_differ() -> None:
+    assert paired([0.5, 0.7], [0.5, 0.7]).p_value == 1.0
+    assert unpaired([1.0, 1.0], [1.0, 1.0]).p_value == 1.0
+
+
+def test_differences_without_spread_get_the_p_value_of_permutations() -> None:
+    assert paired([0.0] * 5, [0.5] * 5).p_value == 2 / 2**5
+    assert unpaired([0.0] * 3, [1.0] * 3).p_value == 2 / math.comb(6, 3)
+    assert unpaired([0.0] * 2, [1.0] * 3).p_value == 1 / math.comb(5, 2)
+    assert unpaired([0.1] * 6, [sum([0.1] * 3) / 3] * 6).standard_error == 0.0
+
+
+def test_welch_by_hand() -> None:
+    # Groups 1, 2, 3 and 2, 4, 6: errors squared 1/3 and 4/3, together 5/3; freedom (25/9) / (1/18 + 8/9).
+    found = unpaired([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
+    assert found.standard_error == pytest.approx(math.sqrt(5 / 3))
+    freedom = (25 / 9) / (1 / 18 + 16 / 18)
+    assert found.p_value == pytest.approx(2 * t_tail(2 / math.sqrt(5 / 3), freedom))
+
+
+def test_single_trials_have_no_difference_to_judge() -> None:
+    found = unpaired([0.5], [0.7, 0.9])
+    assert found.value == pytest.approx(0.3)
+    assert math.isnan(found.p_value)
+
+
+def test_false_alarms_of_the_paired_test_are_as_rare_as_it_says() -> None:
+    random_ = random.Random(3)
+    alarms = 0
+    for _ in range(2000):
+        chances = [random_.betavariate(1, 1) for _ in range(30)]
+        runs = [[sum(random_.random() < chance for _ in range(4)) / 4 for chance in chances] for _ in range(2)]
+        alarms += paired(*runs).p_value < 0.05
+    assert 0.04 <= alarms / 2000 <= 0.06
+
+
+def test_holm_by_hand() -> None:
+    assert adjusted([0.01, 0.04, 0.03, math.nan]) == pytest.approx([0.03, 0.06, 0.06, math.nan], nan_ok=True)
+    assert adjusted([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_pass_at_k_is_the_share_of_all_draws_that_hold_a_success() -> None:
+    for n in range(1, 9):
+        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+            draws = list(itertools.combinations(range(n), k))
+            assert pass_at_k(n, c, k) == sum(any(i < c for i in draw) for draw in draws) / len(draws)
+            assert pass_hat_k(n, c, k) == sum(all(i < c for i in draw) for draw in draws) / len(draws)

@@ -1,0 +1,119 @@
+"""Operations: carried out once, joined, given again, undone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from corral import once
+from corral.errors import ConfigError
+from corral.once import Operation, Operations
+
+pytestmark = pytest.mark.anyio
+
+
+class Work:
+    """Counts how often it is carried out, and ends when told to."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.go = anyio.Event()
+        self.undone: list[Any] = []
+
+    async def __call__(self) -> int:
+        self.times += 1
+        await self.go.wait()
+        return self.times
+
+    async def undo(self, value: Any) -> None:
+        self.undone.append(value)
+
+
+def begin(operations: Operations, work: Work, key: str = "k", *, request: object = "r", undo: bool = False,
+          grace: float = 100.0) -> Operation:  # fmt: skip
+    return operations.begin("scope", key, request, work, work.undo if undo else None, grace)
+
+
+async def test_the_same_key_joins_and_gives_again() -> None:
+    async with anyio.create_task_group() as tasks:
+        operations, work, got = Operations(tasks), Work(), list[Any]()
+
+        async def ask() -> None:
+            got.append(await begin(operations, work).outcome())
+
+        tasks.start_soon(ask)
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        work.go.set()
+        await anyio.wait_all_tasks_blocked()
+        await ask()
+        assert (got, work.times) == ([1, 1, 1], 1)
+        assert await begin(operations, work, "another").outcome() == 2
+
+
+async def test_errors_are_given_again_too() -> None:
+    async def fail() -> None:
+        raise LookupError("nothing here")
+
+    async with anyio.create_task_group() as tasks:
+        operations = Operations(tasks)
+        for _ in range(2):
+            with pytest.raises(LookupError, match="nothing here"):
+                await operations.begin("s", "k", "r", fail, None, 1.0).outcome()
+
+
+async def test_a_key_stands_for_one_request() -> None:
+    async with anyio.create_task_group() as tasks:
+        operations, work = Operations(tasks), Work()
+        work.go.set()
+        await begin(operations, work).outcome()
+        with pytest.raises(ConfigError, match="'k' was used for another request"):
+            begin(operations, work, request="something else")
+
+
+async def test_who_leaves_disturbs_nobody() -> None:
+    async with anyio.create_task_group() as tasks:
+        operations, work = Operations(tasks), Work()
+        with anyio.move_on_after(0.01):
+            await begin(operations, work, undo=True).outcome()
+        await operations.sweep()  # its client may come back
+        work.go.set()
+        assert await begin(operations, work, undo=True).outcome() == 1
+        await operations.sweep()
+        assert (work.times, work.undone) == (1, [])
+
+
+async def test_an_abandoned_operation_is_cancelled() -> None:
+    async with anyio.create_task_group() as tasks:
+        operations, work = Operations(tasks), Work()
+        operation = begin(operations, work, undo=True, grace=0.0)
+        with anyio.move_on_after(0.01):
+            await operation.outcome()
+        await operations.sweep()
+        assert operation.ended.is_set()
+        assert work.undone == []  # it never gave anything
+
+
+async def test_what_nobody_fetched_is_undone() -> None:
+    async with anyio.create_task_group() as tasks:
+        operations, work = Operations(tasks), Work()
+        begin(operations, work, undo=True, grace=0.0)
+        work.go.set()
+        await anyio.wait_all_tasks_blocked()
+        await operations.sweep()
+        assert work.undone == [1]
+
+
+async def test_only_the_last_ones_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "KEPT", 2)
+    async with anyio.create_task_group() as tasks:
+        operations, work = Operations(tasks), Work()
+        work.go.set()
+        for key in "abcd":
+            await begin(operations, work, key).outcome()
+        assert await begin(operations, work, "d").outcome() == 4
+        assert await begin(operations, work, "a").outcome() == 5  # forgotten, so carried out again
+        operations.drop("scope")
+        assert await begin(operations, work, "d").outcome() == 6
