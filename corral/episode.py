@@ -1,6 +1,12 @@
 """One episode: a trial round of tasks that use each other's outputs. Which may start, which never will.
 
 Pure, and linear in tasks and dependencies. A task without dependencies is an episode of its own.
+
+Guarantees
+    * A task is ready once, when all its parents have succeeded, or unreachable once, when all its parents have ended
+      and one of them is broken. So which parent it names does not depend on the order in which they ended.
+    * A parent is broken if it did not succeed, or is unreachable itself. The nearest one is that with the fewest steps
+      from the task that failed; of equally near ones, the first in the plan.
 """
 
 from __future__ import annotations
@@ -27,17 +33,21 @@ class Episode:
         """``parents`` maps each task of the episode to the tasks whose outputs it uses, all of the episode."""
         self.episode_id = episode_id
         self.trial_index = trial_index
-        self._waits_for = {task_id: set(needed) for task_id, needed in parents.items()}
-        self._children: dict[str, list[str]] = {task_id: [] for task_id in parents}
-        for task_id, needed in self._waits_for.items():
+        self._parents = {task_id: tuple(dict.fromkeys(needed)) for task_id, needed in parents.items()}
+        self._place = {task_id: place for place, task_id in enumerate(self._parents)}
+        self._waits_for = {task_id: len(needed) for task_id, needed in self._parents.items()}
+        self._children: dict[str, list[str]] = {task_id: [] for task_id in self._parents}
+        for task_id, needed in self._parents.items():
             for parent in needed:
                 self._children[parent].append(task_id)
-        self._open = set(parents)
+        self._open = set(self._parents)
+        self._steps: dict[str, int] = {}
+        """Of each broken task: how many steps it is from the one that failed."""
 
     @property
     def is_chain(self) -> bool:
         """Whether it has more than one task."""
-        return len(self._waits_for) > 1
+        return len(self._parents) > 1
 
     @property
     def is_over(self) -> bool:
@@ -47,11 +57,11 @@ class Episode:
     @property
     def tasks(self) -> list[str]:
         """Its tasks, in plan order."""
-        return list(self._waits_for)
+        return list(self._parents)
 
     def ready(self) -> list[str]:
         """The tasks that can start before anything has ended."""
-        return [task_id for task_id, needed in self._waits_for.items() if not needed]
+        return [task_id for task_id, needed in self._parents.items() if not needed]
 
     def ended(self, task_id: str, *, succeeded: bool) -> tuple[list[str], list[Unreachable]]:
         """A task has ended: which tasks can start now, and which never will, each with its nearest broken parent."""
@@ -59,22 +69,27 @@ class Episode:
             raise ProtocolError(f"task {task_id!r} ended twice in episode {self.episode_id!r}")
         self._open.discard(task_id)
         if not succeeded:
-            return [], self._cut_off(task_id)
-        ready = []
-        for child in self._children[task_id]:
-            self._waits_for[child].discard(task_id)
-            if child in self._open and not self._waits_for[child]:
-                ready.append(child)
-        return ready, []
-
-    def _cut_off(self, broken: str) -> list[Unreachable]:
+            self._steps[task_id] = 0
+        ready: list[str] = []
         lost: list[Unreachable] = []
-        front = deque([broken])
-        while front:  # breadth first, so that each task names its nearest broken parent
-            parent = front.popleft()
-            for child in self._children[parent]:
-                if child in self._open:
-                    self._open.discard(child)
-                    lost.append(Unreachable(child, parent))
-                    front.append(child)
-        return lost
+        over = deque([task_id])
+        while over:
+            for child in self._last_awaited(over.popleft()):
+                if (broken_by := self._nearest_broken(child)) is None:
+                    ready.append(child)
+                    continue
+                self._steps[child] = self._steps[broken_by] + 1
+                self._open.discard(child)
+                lost.append(Unreachable(child, broken_by))
+                over.append(child)
+        return ready, lost
+
+    def _last_awaited(self, parent: str) -> list[str]:
+        """Those of its children that have waited for no other parent any more."""
+        for child in self._children[parent]:
+            self._waits_for[child] -= 1
+        return [child for child in self._children[parent] if not self._waits_for[child]]
+
+    def _nearest_broken(self, task_id: str) -> str | None:
+        broken = [parent for parent in self._parents[task_id] if parent in self._steps]
+        return min(broken, key=lambda parent: (self._steps[parent], self._place[parent]), default=None)

@@ -215,6 +215,7 @@ class Front:
             with self.counters.seconds.labels(action.value).time():
                 return await self.service.perform(trial.runtime_id, action, *arguments)
         except TrialError as error:
+            error.worker = error.worker or trial.worker  # its client may not have seen where it was opened
             if trial.fault is error:
                 self.counters.failed.labels(error.kind.value).inc()
                 log.warning("trial broke", extra=_facts(trial, kind=error.kind.value, phase=error.phase))

@@ -56,6 +56,11 @@ def task_resource(task_id: str) -> str:
     return f"task:{task_id}"
 
 
+def episode_resource(episode_id: str) -> str:
+    """The resource of those trials of the episode ``episode_id`` that share its slot."""
+    return f"episode:{episode_id}"
+
+
 @dataclass(frozen=True)
 class Request:
     """One trial that wants to start, and what it needs for that."""

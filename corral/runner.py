@@ -21,20 +21,13 @@ from corral.connection import connect, source_of
 from corral.crew import AgentFactory, Crew
 from corral.errors import ConfigError
 from corral.plan import make_plan
-from corral.pool.entry import importing_main
+from corral.pool.entry import refuse_in_worker
 from corral.report.progress import Progress, choose
 from corral.report.result import BenchmarkResult
 from corral.session import Session
 from corral.settings import RunSettings, check_settings
 from corral.types import ConcurrencyConfig
 from corral.unwrap import unwrapped
-
-UNGUARDED = """a run was started while a worker imported your script. Guard the script, so that it starts the run only \
-when it is run itself:
-
-    if __name__ == "__main__":
-        runner.bench(...)
-"""
 
 
 class CorralRunner:
@@ -91,8 +84,7 @@ class CorralRunner:
         Raises RuntimeError inside a running event loop: await ``abench`` there.
         """
         arguments = {name: value for name, value in locals().items() if name != "self"}
-        if importing_main():
-            raise ConfigError(UNGUARDED)
+        refuse_in_worker("a run was")
         if _in_event_loop():
             raise RuntimeError("bench() was called in a running event loop: use `await runner.abench(...)` there")
         return anyio.run(partial(self.abench, **arguments))
@@ -148,8 +140,7 @@ class CorralRunner:
             EnvStartError: the environments could not be loaded at all.
             JournalError: the session's files cannot be read or written.
         """
-        if importing_main():
-            raise ConfigError(UNGUARDED)
+        refuse_in_worker("a run was")
         limits = concurrency if concurrency is not None else self._concurrency
         settings = check_settings(
             task_ids=task_ids, trials_per_task=trials_per_task, k_values=k_values, max_concurrency=max_concurrency,

@@ -4,7 +4,9 @@ Guarantees
     * A trial is started only when the planner has taken everything it needs, in one step.
     * Tasks of one episode that need a slot use the episode's own, one after the other; it is held until the episode is
       over. Whoever holds a slot waits only for what others release without needing one.
+    * The order of those that share a slot is the planner's: one that waits for a limit holds back none of the others.
     * A dependent starts when its parents have succeeded; what a broken parent cuts off is skipped, not run.
+    * An episode that was begun is closed once: after its last task, or when an error or a cancellation ends the run.
 Assumption: ``run_trial`` gives a result whatever happens to the trial; what it raises ends the run.
 """
 
@@ -18,7 +20,17 @@ import anyio
 from anyio.abc import TaskGroup
 
 from corral.episode import Episode, Unreachable
-from corral.planner import CONFIGURE, GATE, GLOBAL, SLOT, Planner, Request, model_resource, task_resource
+from corral.planner import (
+    CONFIGURE,
+    GATE,
+    GLOBAL,
+    SLOT,
+    Planner,
+    Request,
+    episode_resource,
+    model_resource,
+    task_resource,
+)
 from corral.types import ConcurrencyConfig, TaskInfo, TaskTrialResult, TrialKey
 
 
@@ -35,19 +47,22 @@ class Job:
 
 
 @dataclass(eq=False)
-class _Chain:
-    """What the driver keeps of an episode that is under way."""
+class _Course:
+    """What the driver keeps of an episode that is not over."""
 
     episode: Episode
-    waiting: deque[Job] = field(default_factory=deque)
-    """Jobs that need the episode's slot, behind the one that has it."""
-    busy: bool = False
+    begun: bool = False
+    """Whether one of its trials was started."""
+    wants_slot: dict[TrialKey, Request] = field(default_factory=dict)
+    """Requests that wait for a slot together with the rest; none once the episode has its own."""
     slot_holder: TrialKey | None = None
+    """The trial that took the slot, in whose name the planner has it."""
+    ending: bool = False
 
 
 _LIMITS = {
     GLOBAL: "max_concurrency", GATE: "the gate of serial trials", SLOT: "a slot of the pool",
-    CONFIGURE: "configure_apps", "task": "max_concurrency_per_task",
+    CONFIGURE: "configure_apps", "task": "max_concurrency_per_task", "episode": "the slot of its episode",
 }  # fmt: skip
 """The planner's resources in the words of those who set them."""
 
@@ -75,7 +90,8 @@ class Scheduler:
         self._close_episode = close_episode
         self._planner = Planner(_capacities(limits, slots))
         self._jobs: dict[TrialKey, Job] = {}
-        self._chains: dict[str, _Chain] = {}
+        self._courses: dict[str, _Course] = {}
+        self._recorded: Mapping[TrialKey, bool] = {}
 
     @property
     def waiting(self) -> int:
@@ -92,45 +108,44 @@ class Scheduler:
 
     async def run(self, jobs: Iterable[Job], recorded: Mapping[TrialKey, bool]) -> None:
         """Run every job whose trial is not ``recorded`` (with whether it succeeded) already."""
-        episodes: dict[str, Episode] = {}
+        self._recorded = recorded
         for job in jobs:
             self._jobs[job.key] = job
-            episodes.setdefault(job.episode.episode_id, job.episode)
+            self._courses.setdefault(job.episode.episode_id, _Course(job.episode))
             self._planner.resize(task_resource(job.key.task_id), self._limits.per_task)
-        async with anyio.create_task_group() as tasks:
-            for episode in episodes.values():
-                self._chains[episode.episode_id] = _Chain(episode)
-                await self._offer(episode, episode.ready(), recorded, tasks)
-            self._admit(tasks)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for course in list(self._courses.values()):
+                    await self._offer(course.episode, course.episode.ready())
+                self._admit(tasks)
+        finally:
+            await self._close_what_is_left()
 
-    async def _offer(
-        self, episode: Episode, ready: Iterable[str], recorded: Mapping[TrialKey, bool], tasks: TaskGroup
-    ) -> None:
+    async def _offer(self, episode: Episode, ready: Iterable[str]) -> None:
         """Put ready tasks before the planner; those with a record have ended already."""
         todo = deque(ready)
         while todo:
             key = TrialKey(todo.popleft(), episode.trial_index)
-            if key in recorded:
-                more, lost = episode.ended(key.task_id, succeeded=recorded[key])
+            if key in self._recorded:
+                more, lost = episode.ended(key.task_id, succeeded=self._recorded[key])
                 todo.extend(more)
-                await self._skip(episode, [item for item in lost if self._key(episode, item) not in recorded])
+                await self._skip(episode, lost)
             else:
                 self._enqueue(self._jobs[key])
-        if episode.is_over:
-            await self._end(episode)
+        await self._end_if_over(episode)
 
     def _enqueue(self, job: Job) -> None:
-        chain = self._chains[job.episode.episode_id]
-        if not self._uses_slot(job):
-            self._planner.add(Request(job.key, self._demands(job), job.order))
-        elif chain.busy:
-            chain.waiting.append(job)
-        else:
-            chain.busy = True
-            needs = self._demands(job)
-            if chain.slot_holder is None:
-                needs[SLOT] = 1
-            self._planner.add(Request(job.key, needs, job.order))
+        course, needs = self._course_of(job), self._demands(job)
+        wants_slot = self._uses_slot(job) and course.slot_holder is None
+        if wants_slot:
+            needs[SLOT] = 1
+        request = Request(job.key, needs, job.order)
+        if wants_slot and job.episode.is_chain:
+            course.wants_slot[job.key] = request
+        self._planner.add(request)
+
+    def _course_of(self, job: Job) -> _Course:
+        return self._courses[job.episode.episode_id]
 
     def _uses_slot(self, job: Job) -> bool:
         return self._has_pool and job.info.mode == "process"
@@ -145,11 +160,30 @@ class Scheduler:
             needs[model_resource(str(job.model))] = 1
         if job.info.configures and self._limits.configure_apps is not None:
             needs[CONFIGURE] = 1
+        if self._uses_slot(job) and job.episode.is_chain:
+            resource = episode_resource(job.episode.episode_id)
+            self._planner.resize(resource, 1)
+            needs[resource] = 1
         return needs
 
     def _admit(self, tasks: TaskGroup) -> None:
         for request in self._planner.admit():
-            tasks.start_soon(self._run, self._jobs[request.key], request, tasks)  # type: ignore[index]
+            job = self._jobs[request.key]  # type: ignore[index]
+            course = self._course_of(job)
+            course.begun = True
+            if SLOT in request.demands and job.episode.is_chain:
+                self._pin(course, job.key)
+            tasks.start_soon(self._run, job, request, tasks)
+
+    def _pin(self, course: _Course, holder: TrialKey) -> None:
+        """The episode has its slot: its other trials need none of their own. They cannot start before this one ends."""
+        course.slot_holder = holder
+        del course.wants_slot[holder]
+        for request in course.wants_slot.values():
+            self._planner.withdraw(request.key)
+            needs = {resource: amount for resource, amount in request.demands.items() if resource != SLOT}
+            self._planner.add(Request(request.key, needs, request.order))
+        course.wants_slot.clear()
 
     async def _run(self, job: Job, request: Request, tasks: TaskGroup) -> None:
         held = set(request.demands)
@@ -168,36 +202,42 @@ class Scheduler:
             self._enqueue(self._jobs[TrialKey(task_id, job.key.trial_index)])
         self._admit(tasks)
         await self._skip(job.episode, lost)
-        if job.episode.is_over:
-            await self._end(job.episode)
-            self._admit(tasks)
+        await self._end_if_over(job.episode)
+        self._admit(tasks)
 
     def _give_back(self, job: Job, held: set[str]) -> None:
-        chain = self._chains[job.episode.episode_id]
-        keeps_slot = SLOT in held and job.episode.is_chain
-        if keeps_slot:
-            chain.slot_holder = job.key
-            held.discard(SLOT)
-        self._planner.release(job.key, held if keeps_slot else None)
-        if self._uses_slot(job):
-            chain.busy = False
-            if chain.waiting:
-                self._enqueue(chain.waiting.popleft())
+        if self._course_of(job).slot_holder == job.key:
+            self._planner.release(job.key, held - {SLOT})
+        else:
+            self._planner.release(job.key)
 
     async def _skip(self, episode: Episode, lost: Iterable[Unreachable]) -> None:
-        for item in lost:
-            await self._skip_trial(self._jobs.pop(self._key(episode, item)), item)
+        """Record what is cut off, all at once: so many records share their way to the disk."""
+        async with anyio.create_task_group() as tasks:
+            for item in lost:
+                key = TrialKey(item.task_id, episode.trial_index)
+                if key not in self._recorded:
+                    tasks.start_soon(self._skip_trial, self._jobs.pop(key), item)
 
-    @staticmethod
-    def _key(episode: Episode, item: Unreachable) -> TrialKey:
-        return TrialKey(item.task_id, episode.trial_index)
-
-    async def _end(self, episode: Episode) -> None:
-        chain = self._chains.pop(episode.episode_id)
-        if episode.is_chain:
+    async def _end_if_over(self, episode: Episode) -> None:
+        course = self._courses.get(episode.episode_id)
+        if course is None or course.ending or not episode.is_over:
+            return
+        course.ending = True  # two tasks may have ended while the other's cone was being recorded
+        if episode.is_chain and course.begun:
             await self._close_episode(episode)
-        if chain.slot_holder is not None:
-            self._planner.release(chain.slot_holder)
+        del self._courses[episode.episode_id]
+        if course.slot_holder is not None:
+            self._planner.release(course.slot_holder)
+
+    async def _close_what_is_left(self) -> None:
+        """The run was ended: what its episodes hold may be a server's, which would keep it for them."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for course in self._courses.values():
+                    if course.begun and course.episode.is_chain:
+                        tasks.start_soon(self._close_episode, course.episode)
+        self._courses.clear()
 
 
 def _capacities(limits: ConcurrencyConfig, slots: int | None) -> dict[str, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from corral.errors import ConfigError, CorralError
 from corral.named import NamedBuilder
 from corral.pool.config import WorkerPoolConfig, parse_bytes
-from corral.pool.entry import importing_main
+from corral.pool.entry import refuse_in_worker
 from corral.source import EnvironmentsOrBuilder, EnvironmentSource
 from corral.types import check_count, check_seconds
 
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from corral.app import EnvironmentServer
 
 EXIT_STOPPED, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-
-UNGUARDED = (
-    "the main script starts a server while a worker imports it, and so would every worker; "
-    'put what starts it under: if __name__ == "__main__":'
-)
 NO_TOKEN = (
     "host {host!r} can be reached from other machines, and whoever reaches the server runs tools here: "
     "give a token (CORRAL_TOKEN in the environment, or token=...), or listen on 127.0.0.1"
@@ -120,8 +115,7 @@ def run_server(
 
     Raises ConfigError if it cannot be set up or the port is taken, EnvStartError if the environments cannot be loaded.
     """
-    if importing_main():
-        raise ConfigError(UNGUARDED)
+    refuse_in_worker("an environment server was")
     if not host:
         raise ConfigError("host must be a name or an address")
     if check_count(port, "port", least=0) > 65535:

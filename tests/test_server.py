@@ -37,6 +37,7 @@ def until(condition: Callable[[], Any], within: float = DEADLINE) -> Any:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with serving(f"{ENVS}:build", "--pool-size", "2", "--max-body", "1MiB", "--max-result", "1MiB") as server:
+        until(lambda: httpx.get(f"{server.url}/health", trust_env=False).json()["pool"]["idle"] == 2)
         yield server
 
 
@@ -465,7 +466,7 @@ def test_with_a_token() -> None:
     with serving(f"{ENVS}:threads", env=env) as server, httpx.Client(base_url=server.url) as http:
         refused = http.get("/tasks")
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="corral"')
-        for wrong in ("Bearer wrong", "Bearer ", "Basic s3cret", "s3cret"):
+        for wrong in ("Bearer wrong", "Bearer", "Basic s3cret", "s3cret"):
             assert http.get("/tasks", headers={"authorization": wrong}).status_code == 401
         assert http.get("/health").json()["status"] == "ok"  # for who watches over it
         with CorralRouter(server.url, token="s3cret") as router:

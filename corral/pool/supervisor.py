@@ -1,8 +1,8 @@
 """SUPERVISOR SIDE. WorkerPool: starts workers, keeps every slot served, leases them, shuts down by one deadline.
 
 Guarantees
-    * A slot whose worker is gone gets a new one at once; after MAX_STARTS failed starts in a row it is given up. A
-      first worker that is not ready in time is not tried again.
+    * A slot whose worker is gone gets a new one at once; after MAX_STARTS failed starts in a row it is given up (after
+      MAX_LOST_STARTS, if they were killed). A first worker that is not ready in time is not tried again.
     * Starts are staggered: at most as many at once as there are processors. The first worker starts alone and describes
       the environments, so a builder that cannot work costs MAX_STARTS processes, not MAX_STARTS per slot.
     * Leaving the pool ends every worker and all that it started, within SHUTDOWN_PATIENCE plus a kill.
@@ -29,13 +29,13 @@ import cloudpickle
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, SerializationError
 from corral.pool.channel import Listener, open_listener
 from corral.pool.config import WorkerPoolConfig, available_cpus
-from corral.pool.entry import importing_main
+from corral.pool.entry import refuse_in_worker
 from corral.pool.lease import Lease
 from corral.pool.lifecycle import WorkerEvent, WorkerState
 from corral.pool.memory import MemoryWatch
 from corral.pool.slots import Slot, Slots
 from corral.pool.wire import HostSpec, Load
-from corral.pool.worker import SlowStart, Worker
+from corral.pool.worker import LostStart, SlowStart, Worker
 from corral.scratch import scratch_folder
 from corral.source import describe_builder
 from corral.types import TaskInfo
@@ -43,13 +43,11 @@ from corral.unwrap import unwrapped
 
 MAX_STARTS = 3
 """Starts of one slot that may fail in a row before it is given up."""
+MAX_LOST_STARTS = 20
+"""The same for workers that were lost while they started, once the builder is known to work: something else, such as a
+machine out of memory, kills them, and it may pass."""
 SHUTDOWN_PATIENCE = 10.0
 """Seconds for the whole pool to end by itself."""
-
-UNGUARDED = (
-    "the main script starts a worker pool while a worker imports it, and so would every worker; "
-    'put what starts the run under: if __name__ == "__main__":'
-)
 
 BuildEnvs = Callable[[], Mapping[str, Any]]
 
@@ -111,8 +109,7 @@ class WorkerPool:
         return self
 
     async def _open(self) -> None:
-        if importing_main():
-            raise ConfigError(UNGUARDED)
+        refuse_in_worker("a worker pool was")
         if self.config.log_dir is not None:
             _make_log_folder(self.config.log_dir)
         async with contextlib.AsyncExitStack() as stack:
@@ -201,8 +198,7 @@ class WorkerPool:
                 slot.advance(WorkerEvent.DIED)
                 if isinstance(error, ConfigError):
                     self._fatal = error
-                never_seen = isinstance(error, SlowStart) and not self.catalogue  # a hang: more of it helps nobody
-                if failures == MAX_STARTS or self._fatal or never_seen:
+                if failures >= self._most_failures(error) or self._fatal:
                     slot.advance(WorkerEvent.GIVE_UP)
                     self._slots.hand_out()
                     return
@@ -210,6 +206,11 @@ class WorkerPool:
             failures, slot.error = 0, None
             await worker.gone.wait()
             slot.lose(worker)
+
+    def _most_failures(self, error: Exception) -> int:
+        if isinstance(error, SlowStart) and not self.catalogue:  # a hang: more of it helps nobody
+            return 1
+        return MAX_LOST_STARTS if isinstance(error, LostStart) and self.catalogue else MAX_STARTS
 
     def _is_closing(self) -> bool:
         return self._closing

@@ -187,6 +187,10 @@ class SlowStart(EnvStartError):
     """A worker was not ready within ``start_timeout``."""
 
 
+class LostStart(EnvStartError):
+    """A worker ended while it started, without a word: user code that exits, or somebody who kills processes."""
+
+
 class Worker:
     """A worker process: one long call of ``anyio.to_process``, which connects back."""
 
@@ -237,7 +241,8 @@ class Worker:
         if isinstance(answer, LoadFailed):
             if answer.refused:
                 raise ConfigError(answer.record.message)
-            raise EnvStartError.because(f"{what}, in a worker,", answer.record)
+            kind = LostStart if answer.record.type == "ProcessEnded" else EnvStartError
+            raise kind.because(f"{what}, in a worker,", answer.record)
         raise ProtocolError(f"a worker answered with a {type(answer).__name__}")
 
     async def _call(self) -> None:
@@ -275,7 +280,7 @@ class Worker:
             return ConfigError(str(cause))
         if cause is None or isinstance(cause, BrokenWorkerProcess | anyio.EndOfStream | anyio.IncompleteRead):
             record = ErrorRecord("ProcessEnded", f"the worker process ended before it was ready{self._last_output()}")
-            return EnvStartError.because(what, record)
+            return LostStart.because(what, record)
         return EnvStartError.because(self._failed, ErrorRecord.of(cause))
 
     async def _slow_start(self) -> SlowStart:

@@ -22,9 +22,10 @@ HOSTILE = '</script><script>document.title="broken"</script><img src=x onerror=a
 
 def _trial(task_id: str, index: int, at: float, slot: int | None, **more: Any) -> TaskTrialResult:
     where = None if slot is None else WorkerRef(slot, 100 + slot, 200 + index)
-    attempts = more.pop("attempts", None) or (
-        Attempt(1, worker=where, started_at=START + at, opened=0.5, seconds=3.0, peak_rss=50_000_000, cpu_seconds=1.0),
+    usual = Attempt(
+        1, worker=where, started_at=START + at, opened=0.5, seconds=3.0, peak_rss=50_000_000, cpu_seconds=1.0
     )
+    attempts = more.pop("attempts", (usual,))
     values: dict[str, Any] = {
         "score": 1.0,
         "state": {
@@ -63,9 +64,9 @@ def everything() -> BenchmarkResult:
     trials = [
         _trial("salt/one", 0, 0.0, 0),
         _trial("salt/one", 1, 4.0, 0, score=0.0),
-        _trial("salt/one", 2, 3.0, 1, score=0.25, state={"submitted_answer": HOSTILE}),
+        _trial("salt/one", 2, 3.5, 1, score=0.25, state={"submitted_answer": HOSTILE}),
         _trial("crash", 0, 0.0, 1, failure=FailureKind.WORKER_DIED, error_message=crash, attempts=crashes, **lost),
-        _trial("crash", 1, 7.0, 0, failure=FailureKind.NOT_RUN, error_message="its parent failed", attempts=(), **lost),
+        _trial("crash", 1, 7.0, None, failure=FailureKind.NOT_RUN, error_message="its parent failed", attempts=(), **lost),
         _trial("crash", 2, 6.5, 1, failure=FailureKind.TRIAL_TIMEOUT, error_message="did not end within 3 s", score=0.0),
         _trial("calm", 0, 1.0, None, surrendered=True, score=0.0, warnings=("close raised OSError",)),
         _trial("calm", 1, 1.5, None),
