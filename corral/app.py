@@ -9,7 +9,9 @@ Assumption: the lifespan is entered before the first request. (httpx's ASGITrans
 
 from __future__ import annotations
 
+import importlib
 import logging
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,9 +19,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
+from anyio.abc import TaskGroup
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -31,11 +34,22 @@ from corral.endpoints import ENDPOINTS, Endpoint, Visit
 from corral.errors import ConfigError, NotFound, SerializationError
 from corral.front import Front
 from corral.guard import Guard, trial_key
-from corral.mcp_bridge import McpBridge
 from corral.once import GRACE, Operation, Operations
 from corral.pool.config import WorkerPoolConfig
 from corral.pool.supervisor import WorkerPool
-from corral.protocol import KEY_HEADER, OWN_TYPE, WAIT_HEADER, NotJSON, NotStarted, TooLarge, decode, encode, to_problem
+from corral.protocol import (
+    KEY_HEADER,
+    KEY_PATTERN,
+    MAX_WAIT,
+    OWN_TYPE,
+    WAIT_HEADER,
+    NotJSON,
+    NotStarted,
+    TooLarge,
+    decode,
+    encode,
+    to_problem,
+)
 from corral.runtime import describe
 from corral.scratch import scratch_folder
 from corral.service import ServiceLimits, TrialService
@@ -43,12 +57,13 @@ from corral.source import EnvironmentSource
 from corral.threads import call_blocking
 from corral.types import Action, TaskInfo
 
+if TYPE_CHECKING:
+    from corral.mcp_bridge import McpBridge
+
 log = logging.getLogger("corral.server")
 
 SWEEP = 0.5
 """Seconds between two looks at what is idle or abandoned."""
-MAX_WAIT = 60.0
-"""The longest step, in seconds, in which a client may wait."""
 JSON = "application/json"
 VERSION = version("corral")
 
@@ -78,8 +93,10 @@ class EnvironmentServer:
         self.front: Front | None = None
         self._source = source
         self._settings = settings
-        self._document = encode(openapi.document(VERSION, has_token=settings.token is not None))
-        self._mcp: McpBridge
+        self._document = b""
+        self._mcp: McpBridge | None = None
+        self._mcp_starting = anyio.Lock()
+        self._tasks: TaskGroup
         self._operations: Operations
         app = Starlette(routes=self._routes(), lifespan=self._lifespan)
         app.add_exception_handler(HTTPException, _no_route)
@@ -110,15 +127,16 @@ class EnvironmentServer:
             front = Front(service, idle_timeout=self._settings.idle_timeout)
             front.counters.watch(partial(_gauges, front))
             tasks = await stack.enter_async_context(anyio.create_task_group())
-            self._operations = Operations(tasks)
+            self._tasks, self._operations = tasks, Operations(tasks)
             tasks.start_soon(self._sweep, front)
-            self._mcp = McpBridge(self._ask_apart, VERSION, max_body=self._settings.max_body)
-            await stack.enter_async_context(self._mcp.running())
+            self._document = encode(
+                openapi.document(VERSION, service.catalogue, has_token=self._settings.token is not None)
+            )
             self.front = front
             try:
                 yield
             finally:
-                self.front = None
+                self.front = self._mcp = None
                 tasks.cancel_scope.cancel()
 
     @asynccontextmanager
@@ -216,7 +234,7 @@ class EnvironmentServer:
         return url if token is None else f"{url}?key={trial_key(token, runtime_id)}"
 
     async def _carry_out(self, endpoint: Endpoint, visit: Visit, request: Request) -> Any:
-        key = request.headers.get(KEY_HEADER)
+        key, wait = _key(request), _wait(request)
         work = partial(endpoint.handle, visit)
         if key is None and endpoint.undo is None:
             return await work()
@@ -224,7 +242,10 @@ class EnvironmentServer:
         asked = (endpoint.method, request.scope["path"], request.scope["query_string"], visit.body)
         name, grace = (f"client {key}", GRACE) if key is not None else (secrets.token_hex(8), 0.0)
         operation = self._operations.begin(visit.scope, name, asked, work, undo, grace)
-        return await _outcome(operation, request, _wait(request) if key is not None else None)
+        value = await _outcome(operation, request, wait if key is not None else None)
+        if endpoint.method == "DELETE":  # nobody asks again for what a closed trial gave
+            self._operations.drop(visit.scope, but=name)
+        return value
 
     async def _ask_apart(self, runtime_id: str, action: Action, *arguments: Any) -> Any:
         """Ask in a task of its own: a client that goes away must not break the trial in the middle of a call."""
@@ -239,7 +260,18 @@ class EnvironmentServer:
         if self.front is None or not self.front.has(runtime_id):
             await _json(404, _rpc_error(NotFound("trial", runtime_id)))(scope, receive, send)
             return
-        await self._mcp(scope, receive, send)
+        bridge = self._mcp or await self._start_mcp()
+        await bridge(scope, receive, send)
+
+    async def _start_mcp(self) -> McpBridge:
+        """With the first MCP client: the SDK takes longer to load than all the rest of a server."""
+        async with self._mcp_starting:
+            if self._mcp is None:
+                module = await call_blocking(importlib.import_module, "corral.mcp_bridge")
+                bridge: McpBridge = module.McpBridge(self._ask_apart, VERSION, max_body=self._settings.max_body)
+                await self._tasks.start(bridge.run)
+                self._mcp = bridge
+        return self._mcp
 
     # ---- answers ----
 
@@ -283,6 +315,13 @@ class _App:
 
 class _Pending(Exception):
     """The operation goes on."""
+
+
+def _key(request: Request) -> str | None:
+    key = request.headers.get(KEY_HEADER)
+    if key is not None and not re.fullmatch(KEY_PATTERN, key):
+        raise ConfigError(f"{KEY_HEADER} must be 1 to 200 letters, digits, - and _, not {key!r:.100}")
+    return key
 
 
 def _wait(request: Request) -> float | None:

@@ -24,13 +24,16 @@ from corral.connection import Connection
 from corral.crew import Crew, runs_on_loop
 from corral.errors import (
     AgentError,
+    ConfigureTimeout,
     DeadlineExceeded,
     ErrorRecord,
     FailureKind,
     InfrastructureError,
     ProtocolError,
+    ScoringError,
     TrialError,
 )
+from corral.pool.wire import Closed
 from corral.report.progress import Progress
 from corral.scheduler import Job
 from corral.settings import RunSettings
@@ -162,6 +165,8 @@ class TrialDriver:
         except Exception as error:
             course.error = course.error or _blame(error)
             course.worker = course.worker or course.error.worker  # type: ignore[assignment]
+            if isinstance(course.error.closed, Closed):
+                course.closed = course.closed or course.error.closed.to_dict()
         finally:
             del self._courses[job.key]
         return course
@@ -193,7 +198,9 @@ class TrialDriver:
             self._progress.phase(job.key, "scoring")
             await self._conclude(job, course, bound)
         if limit.cancelled_caught and seconds is not None:
-            course.error = self._fault(course) or DeadlineExceeded.of_trial(seconds)
+            trial = self._watched(course)
+            busy = trial.phase if trial is not None and trial.calling else course.phase
+            course.error = self._fault(course) or _too_slow(busy, seconds)
 
     async def _configure(self, job: Job, course: _Course, bound: Any, configured: Callable[[], None]) -> None:
         course.mark("configure")
@@ -258,9 +265,10 @@ class TrialDriver:
             course.calls, course.worker = list(trial.calls), trial.worker
             if trial.phase != "set-up":
                 course.phase = trial.phase
-        warning = f"closing the trial did not end within {CLOSE_PATIENCE:g} s"
+        patience = max(CLOSE_PATIENCE, self._settings.close_timeout + CLOSE_PATIENCE / 2)
+        warning = f"closing the trial did not end within {patience:g} s"
         try:
-            with anyio.move_on_after(CLOSE_PATIENCE, shield=True):
+            with anyio.move_on_after(patience, shield=True):
                 course.closed = await self._connection.close_trial(course.opened or {})
                 warning = ""
         except ProtocolError:
@@ -269,7 +277,7 @@ class TrialDriver:
             warning = f"closing the trial failed: {ErrorRecord.of(error)}"
         if warning:
             course.closed = {"warnings": [warning]}
-        if trial is not None and isinstance(course.error, DeadlineExceeded):
+        if trial is not None and isinstance(course.error, DeadlineExceeded | ScoringError):
             course.error.output = course.error.output or trial.output
 
     # ---- the record ----
@@ -322,13 +330,23 @@ def _evidence(number: int, course: _Course) -> Attempt:
         message=str(error) if error else None,
         phase=(error.phase or course.phase) if error else None,
         worker=course.worker,
-        exit_status=error.exit_status if error else None,
+        exit_status=error.exit_status if error and error.exit_status is not None else course.closed.get("exit_status"),
         peak_rss=course.closed.get("peak_rss") or None,
         cpu_seconds=course.closed.get("cpu_seconds") or None,
         traceback=error.record.traceback if error and error.record else "",
         output=error.output if error else "",
         **course.times(),
     )
+
+
+def _too_slow(phase: str, seconds: float) -> TrialError:
+    """The trial's limit passed: its agent's doing, but for what only its environment does."""
+    what = f"did not end within the trial's limit of {seconds:g} s"
+    if phase == "submit":
+        return ScoringError(f"the scoring {what}")
+    if phase == "configure":
+        return ConfigureTimeout(f"configuring {what}")
+    return DeadlineExceeded.of_trial(seconds)
 
 
 def _blame(error: Exception) -> TrialError:

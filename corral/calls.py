@@ -252,6 +252,8 @@ class SeenTrial:
     fault: TrialError | None = None
     result: TaskTrialResult | None = None
     output: str = ""
+    calling: int = 0
+    """Calls that run."""
 
     def broke(self, error: TrialError) -> None:
         """The server said that the trial is broken."""

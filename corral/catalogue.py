@@ -34,11 +34,16 @@ def describe(environments: Any) -> dict[str, TaskInfo]:
 
 
 def load(build: Callable[[], Any]) -> dict[str, Environment]:
-    """Call a builder and check what it made; EnvStartError if it fails."""
+    """Call a builder and check what it made. ConfigError for what is no set of tasks, EnvStartError if it fails."""
     name = f"{getattr(build, '__module__', '?')}.{getattr(build, '__qualname__', repr(build))}"
-    with failing_as(EnvStartError, f"the builder {name}"):
-        environments = build()
-        describe(environments)
+    try:
+        with failing_as(EnvStartError, f"the builder {name}"):
+            environments = build()
+            describe(environments)
+    except EnvStartError as error:
+        if isinstance(error.__cause__, ConfigError):  # such as a cycle: it says itself what is wrong
+            raise error.__cause__ from None
+        raise
     return dict(environments)
 
 

@@ -31,6 +31,7 @@ from corral.unwrap import unwrapped
 
 WETLAB = "corral.envs.wetlab:build_envs"
 WETLAB_EXPERT = "corral.envs.wetlab.agents:expert_agent"
+MODEL_AGENT = "corral.agents.factories:tool_calling"
 
 EXIT_GRADED, EXIT_NOT_GRADED, EXIT_USAGE = 0, 1, 2
 """Every planned trial graded; some not, or the run failed; bad usage. A signal gives 128 plus its number."""
@@ -54,7 +55,9 @@ def parser() -> argparse.ArgumentParser:
     add("--size", type=int, metavar="N", help="workers (default: the processors that may be used)")
     add("--envs", metavar="MODULE:BUILDER", help="a function that returns {task_id: Environment}")
     add("--agent", metavar="MODULE:FACTORY", help="a function of a TrialContext that returns an agent")
-    add("--model", metavar="PROVIDER/NAME", help="a model for the agent: given to the factory as its second argument")
+    add("--model", metavar="PROVIDER/NAME",
+        help="a model: given to the factory as its second argument, else of a tool-calling agent")  # fmt: skip
+    add("--api-base", metavar="URL", help="where the model is, if not at its provider's own address")
     add("--tasks", metavar="ID,...", help="only these tasks")
     add("--trials", type=int, default=1, metavar="N", help="trials per task (default: 1)")
     add("--k", metavar="1,3", help="the k of pass@k and pass^k (default: 1 and the number of trials)")
@@ -156,17 +159,21 @@ def _numbers(text: str | None) -> list[int] | None:
 
 
 def _agent_factory(options: argparse.Namespace) -> Callable[[TrialContext], Any]:
-    if options.agent is None and options.envs is not None:
-        raise ConfigError("--envs needs --agent MODULE:FACTORY: the scripted expert knows only the wetlab benchmark")
-    if options.model is not None and options.agent is None:
-        raise ConfigError("--model needs --agent MODULE:FACTORY, a function of (context, model) that returns an agent")
+    if options.agent is None and options.model is None and options.envs is not None:
+        raise ConfigError(
+            "--envs needs --agent MODULE:FACTORY or --model: the scripted expert knows only the wetlab benchmark"
+        )
+    if options.api_base is not None and options.model is None:
+        raise ConfigError("--api-base needs --model PROVIDER/NAME: the model that is there")
     think_time = check_think_time(options.think_time)
-    factory = load_named(options.agent or WETLAB_EXPERT, "--agent")
+    factory = load_named(options.agent or (MODEL_AGENT if options.model else WETLAB_EXPERT), "--agent")
     if not callable(factory):
         raise ConfigError(f"--agent: {options.agent} is no function")
 
+    where = {} if options.api_base is None else {"api_base": options.api_base}
+
     def make(context: TrialContext) -> Any:
-        agent = factory(context) if options.model is None else factory(context, options.model)
+        agent = factory(context) if options.model is None else factory(context, options.model, **where)
         if think_time:
             if not hasattr(agent, "think_time"):
                 raise ConfigError("--think-time is for scripted agents only")

@@ -17,7 +17,7 @@ from anyio.lowlevel import EventLoopToken
 
 from corral import calls
 from corral.calls import Call, Place, SeenTrial
-from corral.errors import ConfigError, TrialError
+from corral.errors import ConfigError, InfrastructureError, NotFound, TrialError
 from corral.types import TaskTrialResult, ToolResponse, Verbosity, check_verbosity
 
 TIMEOUT = httpx.Timeout(calls.WAIT + calls.SILENCE, connect=calls.CONNECT_TIMEOUT, pool=None)
@@ -107,6 +107,11 @@ class Bound:
         seen = self._seen()
         return seen.mcp_url if seen is not None else None
 
+    @property
+    def mcp_headers(self) -> dict[str, str]:
+        """What MCP clients must send along there."""
+        return {"authorization": f"Bearer {self.link.token}"} if self.link.token else {}
+
     def set_verbosity(self, verbosity: Verbosity) -> None:
         """How much tool descriptions say from now on."""
         self.current_verbosity = check_verbosity(verbosity)
@@ -123,18 +128,32 @@ class Bound:
         seen = self._seen()
         return seen.trial_index if seen is not None else 0
 
+    def missing(self, error: NotFound) -> Exception:
+        """What it means that the server does not know the trial: if it was not closed here, the server lost it."""
+        if error.what != "trial" or (seen := self._seen()) is None:
+            return error
+        seen.fault = InfrastructureError(
+            f"the environment server at {self.base_url} does not have the trial any more: it was started again, or "
+            f"closed the trial because nobody used it ({error})"
+        )
+        return seen.fault
+
     @contextmanager
     def noting(self, phase: str) -> Iterator[None]:
         """A call into the trial: its phase, and the error that breaks it, are kept in view."""
         seen = self._seen()
-        if seen is not None:
-            seen.phase = phase
+        if seen is None:
+            yield
+            return
+        seen.phase = phase
+        seen.calling += 1
         try:
             yield
         except TrialError as error:
-            if seen is not None:
-                seen.broke(error)
+            seen.broke(error)
             raise
+        finally:
+            seen.calling -= 1
 
     def note_call(self, tool: str, arguments: Mapping[str, Any], response: ToolResponse) -> ToolResponse:
         """A tool call came back."""

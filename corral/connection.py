@@ -49,6 +49,11 @@ class Connection:
         self._takes = set(inspect.signature(create).parameters) & {"seed", "outputs"} if create is not None else set()
         self._bridge = Bridge()
 
+    @property
+    def takes_outputs(self) -> bool:
+        """Whether trials can be opened with outputs of tasks that did not run there."""
+        return "outputs" in self._takes
+
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of a router, on the loop or in a thread, as it wants."""
         if inspect.iscoroutinefunction(method):
@@ -212,7 +217,12 @@ async def connect(interface: Any, settings: RunSettings) -> AsyncIterator[Connec
         else:
             catalogue = await call_blocking(lambda: describe(source.here()))
         work_root = Path(stack.enter_context(scratch_folder()))
-        limits = ServiceLimits(settings.tool_timeout, settings.configure_timeout, setup_timeout=settings.trial_timeout)
+        limits = ServiceLimits(
+            settings.tool_timeout,
+            settings.configure_timeout,
+            close_timeout=settings.close_timeout,
+            setup_timeout=settings.setup_timeout or settings.trial_timeout,
+        )
         service = TrialService(source, catalogue, pool=pool, limits=limits, work_root=work_root)
         stack.push_async_callback(service.aclose)
         router = AsyncLocalRouter(service, verbosity=settings.tool_verbosity)

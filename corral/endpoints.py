@@ -33,7 +33,7 @@ class Visit:
     @property
     def scope(self) -> str:
         """What its idempotency key is unique in."""
-        return self.params.get("trial_id") or f"task {self.params.get('task_id')}"
+        return self.params.get("trial_id") or " ".join(["other", *self.params.values()])
 
     @property
     def verbosity(self) -> Verbosity:
@@ -190,7 +190,7 @@ async def _forsake(front: Front, opened: Any) -> None:
 
 async def _close(visit: Visit) -> Any:
     closed = await visit.front.close(visit.params["trial_id"])
-    return {"warnings": list(closed.warnings), "peak_rss": closed.peak_rss, "cpu_seconds": closed.cpu_seconds}
+    return closed.to_dict()
 
 
 async def _close_episode(visit: Visit) -> Any:

@@ -20,10 +20,13 @@ from corral.errors import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A task that will not be run, and the nearest parent that broke it."""
+    """A task that will not be run."""
 
     task_id: str
     broken_by: str
+    """The nearest parent that broke it."""
+    failed: str
+    """The task that did not succeed, from which the way leads there: ``broken_by`` itself, or further up."""
 
 
 class Episode:
@@ -41,8 +44,8 @@ class Episode:
             for parent in needed:
                 self._children[parent].append(task_id)
         self._open = set(self._parents)
-        self._steps: dict[str, int] = {}
-        """Of each broken task: how many steps it is from the one that failed."""
+        self._broken: dict[str, tuple[int, str]] = {}
+        """Of each broken task: how many steps it is from the one that failed, and which that is."""
 
     @property
     def is_chain(self) -> bool:
@@ -69,7 +72,7 @@ class Episode:
             raise ProtocolError(f"task {task_id!r} ended twice in episode {self.episode_id!r}")
         self._open.discard(task_id)
         if not succeeded:
-            self._steps[task_id] = 0
+            self._broken[task_id] = 0, task_id
         ready: list[str] = []
         lost: list[Unreachable] = []
         over = deque([task_id])
@@ -78,9 +81,10 @@ class Episode:
                 if (broken_by := self._nearest_broken(child)) is None:
                     ready.append(child)
                     continue
-                self._steps[child] = self._steps[broken_by] + 1
+                steps, failed = self._broken[broken_by]
+                self._broken[child] = steps + 1, failed
                 self._open.discard(child)
-                lost.append(Unreachable(child, broken_by))
+                lost.append(Unreachable(child, broken_by, failed))
                 over.append(child)
         return ready, lost
 
@@ -91,5 +95,5 @@ class Episode:
         return [child for child in self._children[parent] if not self._waits_for[child]]
 
     def _nearest_broken(self, task_id: str) -> str | None:
-        broken = [parent for parent in self._parents[task_id] if parent in self._steps]
-        return min(broken, key=lambda parent: (self._steps[parent], self._place[parent]), default=None)
+        broken = [parent for parent in self._parents[task_id] if parent in self._broken]
+        return min(broken, key=lambda parent: (self._broken[parent][0], self._place[parent]), default=None)

@@ -176,12 +176,14 @@ class TrialError(CorralError):
 
     ``record`` holds the original exception as text where there was one; ``exit_status`` how the trial process ended
     (negative: the signal) where it did; ``output`` the tail of what it printed. Who watched the attempt adds ``phase``,
-    what ran when it ended, and ``worker``, where that was.
+    what ran when it ended, ``worker``, where that was, and, for a trial that never opened, ``closed``: what its
+    process has used.
     """
 
     kind: ClassVar[FailureKind]
     phase: str | None = None
     worker: object = None
+    closed: object = None
 
     def __init__(
         self,

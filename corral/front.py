@@ -23,9 +23,10 @@ import anyio
 
 from corral.counters import Counters
 from corral.errors import ConfigError, NotFound, TrialError
+from corral.open_trial import OpenTrial
 from corral.pool.wire import Closed
 from corral.protocol import Draining, NewTrial
-from corral.service import OpenTrial, TrialService
+from corral.service import TrialService
 from corral.turns import Turn, Turns
 from corral.types import Action, TaskInfo
 

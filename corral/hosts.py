@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from corral.errors import NotFound
-from corral.pool.wire import Closed, Opened
+from corral.pool.wire import Closed, Opened, ProcessEnded
 from corral.runtime import TrialRuntime
 from corral.source import EnvironmentSource
 from corral.threads import call_blocking
@@ -21,6 +21,9 @@ class TrialHost(Protocol):
     def worker(self) -> WorkerRef | None:
         """The worker, or None in-process."""
 
+    async def prepare(self, task_id: str) -> None:
+        """Have what ``open`` needs: a process."""
+
     async def open(self, spec: TrialSpec) -> Opened:
         """Open a trial runtime."""
 
@@ -33,8 +36,8 @@ class TrialHost(Protocol):
     async def kill(self) -> None:
         """End whatever runs in it, now. No more can be asked of its trials."""
 
-    def usage(self) -> tuple[int, float]:
-        """Peak memory (bytes) and CPU seconds of its process, as far as they are known; 0 where they are not."""
+    def end_of_process(self) -> ProcessEnded | None:
+        """How its process ended; None while that goes on, or is shared."""
 
     def last_output(self) -> str:
         """The tail of what its process printed, once that has ended."""
@@ -55,6 +58,9 @@ class InProcessHost:
         self._seed_globals = seed_globals
         self._runtime: TrialRuntime | None = None
         self._abandoned = threading.Event()
+
+    async def prepare(self, task_id: str) -> None:
+        """There is nothing to do."""
 
     async def open(self, spec: TrialSpec) -> Opened:
         """Open the runtime."""
@@ -86,9 +92,8 @@ class InProcessHost:
         """Ask nothing more of it."""
         self._abandoned.set()
 
-    def usage(self) -> tuple[int, float]:
-        """Not known: the process is shared."""
-        return 0, 0.0
+    def end_of_process(self) -> None:
+        """The process is shared."""
 
     def last_output(self) -> str:
         """Not known: the process is shared."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import anyio
 import mcp_types as types
+from anyio.abc import TaskStatus
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
@@ -58,11 +59,11 @@ class McpBridge:
             server, stateless=True, json_response=True, max_request_body_size=max_body
         )
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Serves while the block runs. Once only."""
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. Once only, and before the first request."""
         async with self._manager.run():
-            yield
+            task_status.started()
+            await anyio.sleep_forever()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""

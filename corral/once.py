@@ -100,12 +100,12 @@ class Operations:
             if known[key].left_at < before:
                 del known[key]
 
-    def drop(self, scope: str) -> None:
-        """Forget a scope's operations that have ended."""
+    def drop(self, scope: str, *, but: str = "") -> None:
+        """Forget a scope's operations that have ended, except the one under the key ``but``."""
         known = self._known.pop(scope, {})
-        running = {key: operation for key, operation in known.items() if not operation.ended.is_set()}
-        if running:
-            self._known[scope] = running
+        kept = {key: operation for key, operation in known.items() if key == but or not operation.ended.is_set()}
+        if kept:
+            self._known[scope] = kept
 
     async def sweep(self) -> None:
         """Cancel or undo what was abandoned, and forget what is old."""

@@ -16,6 +16,7 @@ import anyio
 from corral.data import to_data
 from corral.errors import ErrorRecord, NotFound, SerializationError, SubmissionError, TrialError
 from corral.hosts import TrialHost
+from corral.pool.wire import ProcessEnded
 from corral.types import Action, TaskTrialResult, ToolCall, ToolResponse, TrialKey, WorkerRef
 
 CALLS_KEPT = 1000
@@ -65,6 +66,10 @@ class OpenTrial:
         """Give up every call."""
         for scope in self.calling:
             scope.cancel()
+
+    def end_of_process(self) -> ProcessEnded | None:
+        """How its process ended, if that was its alone."""
+        return self.host.end_of_process() if self.episode_id is None else None
 
     def remember(self, value: Any, arguments: tuple[Any, ...]) -> None:
         """What a call gave."""

@@ -11,19 +11,19 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from corral.endpoints import ENDPOINTS, Endpoint
-from corral.protocol import KEY_HEADER, WAIT_HEADER, Problem
+from corral.protocol import KEY_HEADER, KEY_PATTERN, MAX_WAIT, WAIT_HEADER, Problem
 
 _REFS = "#/components/schemas/{model}"
 _PLAIN_ERRORS = {507: "Insufficient Storage"}
 
 _KEY = {
     "name": KEY_HEADER, "in": "header", "required": False,
-    "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[A-Za-z0-9_-]+$"},
+    "schema": {"type": "string", "pattern": KEY_PATTERN},
     "description": "names the operation: repeated under the same key it is joined, or its answer given again",
 }  # fmt: skip
 _WAIT = {
     "name": WAIT_HEADER, "in": "header", "required": False,
-    "schema": {"type": "number", "minimum": 0, "maximum": 60},
+    "schema": {"type": "number", "minimum": 0, "maximum": MAX_WAIT},
     "description": "with a key: after so many seconds without an answer, 202; ask again under the same key",
 }  # fmt: skip
 _VERBOSITY = {
@@ -33,12 +33,14 @@ _VERBOSITY = {
 }  # fmt: skip
 
 
-def document(version: str, *, has_token: bool) -> dict[str, Any]:
-    """The OpenAPI document."""
+def document(version: str, tasks: Iterable[str], *, has_token: bool) -> dict[str, Any]:
+    """The OpenAPI document of a server with these tasks."""
     schemas: dict[str, Any] = {}
     paths: dict[str, dict[str, Any]] = {}
+    known = {"task_id": {"type": "string", "enum": list(tasks)}}
     for endpoint in ENDPOINTS:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schemas, known)
+    paths["/tasks/{task_id}/trials"]["post"]["responses"]["200"]["links"] = _links()
     described: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Corral environment server", "version": version},
@@ -51,7 +53,7 @@ def document(version: str, *, has_token: bool) -> dict[str, Any]:
     return described
 
 
-def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, schemas: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     answers = {"200": _response("the answer", endpoint.answer, schemas)}
     answers["202"] = _response("not ended yet: ask again under the same key", Problem, schemas)
     for status in endpoint.errors:
@@ -60,7 +62,12 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
         "operationId": _operation_id(endpoint),
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
-        "parameters": [*_path_parameters(endpoint), _KEY, _WAIT, *([_VERBOSITY] if endpoint.has_verbosity else [])],
+        "parameters": [
+            *_path_parameters(endpoint, known),
+            _KEY,
+            _WAIT,
+            *([_VERBOSITY] if endpoint.has_verbosity else []),
+        ],
         "responses": answers,
     }
     if endpoint.body is not None:
@@ -73,11 +80,23 @@ def _operation_id(endpoint: Endpoint) -> str:
     return "_".join([endpoint.method.lower(), *re.findall(r"\w+", endpoint.path)])
 
 
-def _path_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+def _path_parameters(endpoint: Endpoint, known: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        {"name": name, "in": "path", "required": True, "schema": known.get(name, {"type": "string", "minLength": 1})}
         for name in re.findall(r"{(\w+)}", endpoint.path)
     ]
+
+
+def _links() -> dict[str, Any]:
+    """What can be asked of a trial once it is open."""
+    return {
+        _operation_id(endpoint): {
+            "operationId": _operation_id(endpoint),
+            "parameters": {"trial_id": "$response.body#/trial_runtime_id"},
+        }
+        for endpoint in ENDPOINTS
+        if "{trial_id}" in endpoint.path
+    }
 
 
 def _response(description: str, model: Any, schemas: dict[str, Any]) -> dict[str, Any]:

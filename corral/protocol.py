@@ -34,8 +34,12 @@ OWN_TYPE = "application/vnd.corral+json"
 """JSON in which not-a-number and infinities may stand. Corral's own clients ask for it."""
 KEY_HEADER = "idempotency-key"
 """Names an operation: repeated under the same name it is joined, or its answer given again."""
+KEY_PATTERN = "^[A-Za-z0-9_-]{1,200}$"
 WAIT_HEADER = "corral-wait"
 """Seconds that a client waits for an answer; after them it is told "pending", and asks again under the same key."""
+
+MAX_WAIT = 60.0
+"""The longest such step."""
 
 # ---- bodies ----
 
@@ -180,6 +184,7 @@ class ClosedTrial(Answer):
     warnings: list[str]
     peak_rss: int
     cpu_seconds: float
+    exit_status: int | None = Field(None, description="of its process, if that was its alone; negative: the signal")
 
 
 class ClosedEpisode(Answer):

@@ -43,11 +43,12 @@ def _where(worker: WorkerRef | None) -> Record | None:
 
 def _shallow(value: Any) -> Record:
     # dataclasses.asdict copies all that is below, at ten times the cost.
-    return {name: getattr(value, name) for name in _names(type(value))}
+    kind: Any = type(value)
+    return {name: getattr(value, name) for name in _names(kind)}
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
@@ -98,6 +99,11 @@ def encode(record: Mapping[str, Any]) -> bytes:
         text = _dumps(plain(record))
     # Only lone surrogates cannot be encoded, and the escape for them is JSON's own.
     return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def reread(value: object) -> Any:
+    """``value`` as a reader of its record gets it: what ``plain`` gives, some times faster where it is data already."""
+    return json.loads(encode({"value": value}))["value"]
 
 
 def decode(line: bytes) -> Record | None:

@@ -21,6 +21,7 @@ from anyio.lowlevel import current_token
 from corral import calls
 from corral.calls import Call, Patience, Pending
 from corral.client import Bound, Link
+from corral.errors import NotFound
 from corral.types import ConcurrencyMode, TaskTrialResult, ToolResponse, Verbosity
 
 T = TypeVar("T")
@@ -67,6 +68,8 @@ class AsyncCorralRouter(Bound):
                 return calls.read_answer(call, answer.status_code, answer.content)
             except (Pending, httpx.TransportError) as error:
                 delay = patience.after(error, silent=isinstance(error, httpx.ReadTimeout))
+            except NotFound as error:
+                raise self.missing(error) from None
             await anyio.sleep(delay)
 
     async def aclose(self) -> None:
@@ -145,7 +148,7 @@ class AsyncCorralRouter(Bound):
 
     async def get_concurrency_modes(self) -> dict[str, ConcurrencyMode]:
         """For each task how its trials may run."""
-        return await self._send(calls.modes())  # type: ignore[no-any-return]
+        return await self._send(calls.modes())
 
     async def get_trial_worker_active(self) -> bool:
         """Whether process-class trials run on a worker pool."""
@@ -226,6 +229,8 @@ class CorralRouter(Bound):
                 return calls.read_answer(call, answer.status_code, answer.content)
             except (Pending, httpx.TransportError) as error:
                 delay = patience.after(error, silent=isinstance(error, httpx.ReadTimeout))
+            except NotFound as error:
+                raise self.missing(error) from None
             time.sleep(delay)
 
     def close(self) -> None:
@@ -304,7 +309,7 @@ class CorralRouter(Bound):
 
     def get_concurrency_modes(self) -> dict[str, ConcurrencyMode]:
         """For each task how its trials may run."""
-        return self._send(calls.modes())  # type: ignore[no-any-return]
+        return self._send(calls.modes())
 
     def get_trial_worker_active(self) -> bool:
         """Whether process-class trials run on a worker pool."""

@@ -102,7 +102,7 @@ class AsyncRouter(Protocol):
         """The same protocol, bound to one trial."""
 
     async def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
-        """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds"}``."""
+        """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds", "exit_status"}``."""
 
     async def close_episode(self, episode_id: str) -> None:
         """Close an episode and give back its worker."""
@@ -232,7 +232,7 @@ class AsyncLocalRouter:
     async def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
         """See AsyncRouter."""
         closed = await self.service.close_trial(trial_runtime_id)
-        return {"warnings": list(closed.warnings), "peak_rss": closed.peak_rss, "cpu_seconds": closed.cpu_seconds}
+        return closed.to_dict()
 
     async def close_episode(self, episode_id: str) -> None:
         """See AsyncRouter."""

@@ -75,6 +75,8 @@ class CorralRunner:
         trial_timeout: float | None = None,
         tool_timeout: float | None = None,
         configure_timeout: float | None = None,
+        setup_timeout: float | None = None,
+        close_timeout: float = 10.0,
         tool_verbosity: str | None = None,
         verbose: bool = False,
         progress: Any = None,
@@ -108,6 +110,8 @@ class CorralRunner:
         trial_timeout: float | None = None,
         tool_timeout: float | None = None,
         configure_timeout: float | None = None,
+        setup_timeout: float | None = None,
+        close_timeout: float = 10.0,
         tool_verbosity: str | None = None,
         verbose: bool = False,
         progress: Any = None,
@@ -131,6 +135,8 @@ class CorralRunner:
             trial_timeout: seconds that a trial may take once its environment is open.
             tool_timeout: seconds that one tool call may take.
             configure_timeout: seconds that ``configure_additional_apps`` may take.
+            setup_timeout: seconds that building a trial's environment may take; ``trial_timeout`` when None.
+            close_timeout: seconds that closing it may take; then its process is killed, and a warning recorded.
             tool_verbosity: how much tool descriptions say: "minimal", "brief" or "full".
             verbose: show progress even where the output is no terminal.
             progress: True, False, a function called with each recorded trial, or a Progress.
@@ -147,7 +153,8 @@ class CorralRunner:
             max_concurrency_per_task=max_concurrency_per_task, concurrency=limits, worker_pool=worker_pool,
             session_id=session_id, run_name=run_name, resume=resume, retry_errors=retry_errors, retries=retries,
             seed=seed, trial_timeout=trial_timeout, tool_timeout=tool_timeout, configure_timeout=configure_timeout,
-            tool_verbosity=tool_verbosity, verbose=verbose, progress=progress,
+            setup_timeout=setup_timeout, close_timeout=close_timeout, tool_verbosity=tool_verbosity, verbose=verbose,
+            progress=progress,
         )  # fmt: skip
         if settings.limits.global_trials > 1 and self._crew.is_shared:
             raise ConfigError(

@@ -57,7 +57,6 @@ class _Course:
     """Requests that wait for a slot together with the rest; none once the episode has its own."""
     slot_holder: TrialKey | None = None
     """The trial that took the slot, in whose name the planner has it."""
-    ending: bool = False
 
 
 _LIMITS = {
@@ -113,6 +112,7 @@ class Scheduler:
             self._jobs[job.key] = job
             self._courses.setdefault(job.episode.episode_id, _Course(job.episode))
             self._planner.resize(task_resource(job.key.task_id), self._limits.per_task)
+            self._planner.resize(episode_resource(job.episode.episode_id), 1)
         try:
             async with anyio.create_task_group() as tasks:
                 for course in list(self._courses.values()):
@@ -132,7 +132,8 @@ class Scheduler:
                 await self._skip(episode, lost)
             else:
                 self._enqueue(self._jobs[key])
-        await self._end_if_over(episode)
+        if episode.is_over:
+            self._forget(episode)
 
     def _enqueue(self, job: Job) -> None:
         course, needs = self._course_of(job), self._demands(job)
@@ -161,9 +162,7 @@ class Scheduler:
         if job.info.configures and self._limits.configure_apps is not None:
             needs[CONFIGURE] = 1
         if self._uses_slot(job) and job.episode.is_chain:
-            resource = episode_resource(job.episode.episode_id)
-            self._planner.resize(resource, 1)
-            needs[resource] = 1
+            needs[episode_resource(job.episode.episode_id)] = 1
         return needs
 
     def _admit(self, tasks: TaskGroup) -> None:
@@ -196,16 +195,21 @@ class Scheduler:
 
         result = await self._run_trial(job, configured)
         del self._jobs[job.key]
-        self._give_back(job, held)
         ready, lost = job.episode.ended(job.key.task_id, succeeded=result.success)
+        if is_last := job.episode.is_over:  # closing is part of it: its slot is free when the next trial is chosen
+            await self._skip(job.episode, lost)
+            await self._close(self._course_of(job))
+        self._give_back(job, held)
+        if is_last:
+            self._forget(job.episode)
         for task_id in ready:
             self._enqueue(self._jobs[TrialKey(task_id, job.key.trial_index)])
         self._admit(tasks)
-        await self._skip(job.episode, lost)
-        await self._end_if_over(job.episode)
-        self._admit(tasks)
+        if not is_last:
+            await self._skip(job.episode, lost)
 
     def _give_back(self, job: Job, held: set[str]) -> None:
+        """What the trial held, but for the slot, which stays with its episode."""
         if self._course_of(job).slot_holder == job.key:
             self._planner.release(job.key, held - {SLOT})
         else:
@@ -219,14 +223,12 @@ class Scheduler:
                 if key not in self._recorded:
                     tasks.start_soon(self._skip_trial, self._jobs.pop(key), item)
 
-    async def _end_if_over(self, episode: Episode) -> None:
-        course = self._courses.get(episode.episode_id)
-        if course is None or course.ending or not episode.is_over:
-            return
-        course.ending = True  # two tasks may have ended while the other's cone was being recorded
-        if episode.is_chain and course.begun:
-            await self._close_episode(episode)
-        del self._courses[episode.episode_id]
+    async def _close(self, course: _Course) -> None:
+        if course.begun and course.episode.is_chain:
+            await self._close_episode(course.episode)
+
+    def _forget(self, episode: Episode) -> None:
+        course = self._courses.pop(episode.episode_id)
         if course.slot_holder is not None:
             self._planner.release(course.slot_holder)
 
@@ -235,8 +237,7 @@ class Scheduler:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for course in self._courses.values():
-                    if course.begun and course.episode.is_chain:
-                        tasks.start_soon(self._close_episode, course.episode)
+                    tasks.start_soon(self._close, course)
         self._courses.clear()
 
 

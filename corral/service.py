@@ -29,9 +29,11 @@ from corral.errors import (
     ConfigureTimeout,
     EnvStartError,
     FailureKind,
+    MemoryExceeded,
     NotFound,
     ToolTimeout,
     TrialError,
+    WorkerDied,
 )
 from corral.hosts import InProcessHost
 from corral.open_trial import OpenEpisode, OpenTrial
@@ -111,8 +113,8 @@ class TrialService:
         check_count(tool_jobs_per_trial, "tool_jobs_per_trial")
         episode = self._episodes.setdefault(episode_id, OpenEpisode()) if episode_id is not None else None
         trial = await self._placed(info, episode, trial_index, episode_id)
-        known = {**(episode.outputs if episode else {}), **(outputs or {})}
-        needed = {parent: known[parent] for parent in info.parents if parent in known}
+        stores = (episode.outputs if episode is not None else {}, outputs or {})
+        needed = {parent: store[parent] for parent in info.parents for store in stores if parent in store}
         spec = TrialSpec(trial.runtime_id, task_id, trial_index, seed, needed, tool_jobs_per_trial)
         try:
             await self._open_within_limit(trial, spec)
@@ -120,6 +122,8 @@ class TrialService:
             if isinstance(error, TrialError):
                 error.phase, error.worker = trial.phase, trial.host.worker
             await self._let_go(trial)
+            if isinstance(error, TrialError):
+                error.closed = Closed().completed(trial.end_of_process())
             raise
         self._trials[trial.runtime_id] = trial
         if episode is not None:
@@ -153,8 +157,9 @@ class TrialService:
     async def _open_within_limit(self, trial: OpenTrial, spec: TrialSpec) -> None:
         seconds = self._limits.setup_timeout
         try:
-            with anyio.fail_after(seconds):
-                async with trial.turn:
+            async with trial.turn:
+                await trial.host.prepare(spec.task_id)  # a process has start_timeout to start
+                with anyio.fail_after(seconds):
                     trial.workspace = (await trial.host.open(spec)).workspace
         except TimeoutError:
             await trial.host.kill()
@@ -189,21 +194,24 @@ class TrialService:
                 closed = await self._close_within_limit(trial)
         finally:
             await self._let_go(trial)
-        return closed
+        return closed.completed(trial.end_of_process())
 
     async def _close_within_limit(self, trial: OpenTrial) -> Closed:
         seconds = self._limits.close_timeout
         trial.end_calls()
+        goes_on = True
         try:
             async with trial.turn:
+                goes_on = trial.host.end_of_process() is None
                 with anyio.fail_after(seconds):
                     return await trial.host.close_trial(trial.runtime_id)
         except TimeoutError:
             await trial.host.kill()
-            return Closed((f"close did not end within {seconds:g} s; its process was killed",), *trial.host.usage())
-        except (TrialError, NotFound):  # its process is gone already; the attempt's error says why
+            return Closed((f"close did not end within {seconds:g} s; its process was killed",))
+        except (TrialError, NotFound) as error:  # its process is gone
             trial.output = trial.host.last_output()
-            return Closed((), *trial.host.usage())
+            is_news = goes_on and isinstance(error, WorkerDied | MemoryExceeded)
+            return Closed((str(error),) if is_news else ())
 
     async def close_episode(self, episode_id: str) -> None:
         """Close what is still open of an episode, and give back its slot."""

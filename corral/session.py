@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
+from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,12 +21,13 @@ from typing import Any
 
 import anyio
 
-from corral.attempt import RunIdentity, TrialDriver
+from corral.agents.llm.throttle import held_back
+from corral.attempt import CLOSE_PATIENCE, RunIdentity, TrialDriver
 from corral.collector import Collector
 from corral.connection import Connection
 from corral.crew import Crew
 from corral.episode import Episode, Unreachable
-from corral.errors import AgentError, ConfigError, FailureKind, JournalError
+from corral.errors import AgentError, ConfigError, ErrorRecord, FailureKind, JournalError, ProtocolError
 from corral.journal import Header, Journal, check_same, from_record, new_session_id
 from corral.plan import Plan
 from corral.report.progress import Progress
@@ -165,24 +167,21 @@ class Session:
 
     async def run(self, display: Progress) -> None:
         """Run what has no record yet."""
-        pending = await self._pending()
+        pending, earlier = await self._pending(), frozenset(self.results)
         display.planned(self._plan.size, len(pending.recorded))
         driver = TrialDriver(self._connection, self._settings, self._crew, self.identity, display, self._outputs_of)
 
         async def run_trial(job: Job, configured: Any) -> TaskTrialResult:
-            result = await driver.run(job, configured)
+            lost = self._lost_output(job, earlier)
+            result = _not_run(job, *lost) if lost else await driver.run(job, configured)
             return await self._collector.record(result, replaces=job.key in self.results)
-
-        async def close_episode(episode: Episode) -> None:
-            with suppress(LookupError):  # none of its tasks was ever opened
-                await self._connection.close_episode(episode.episode_id)
 
         scheduler = Scheduler(
             self._settings.limits,
             slots=self._grow_pool(pending.jobs),
             run_trial=run_trial,
             skip_trial=self._skip,
-            close_episode=close_episode,
+            close_episode=self._close_episode,
         )
         try:
             async with anyio.create_task_group() as tasks:
@@ -224,10 +223,33 @@ class Session:
         return pool.size
 
     async def _skip(self, job: Job, lost: Unreachable) -> None:
-        message = f"not run: it needs the output of task {lost.broken_by!r}, which did not succeed"
-        state = {"task_id": job.key.task_id, "unreachable": True, "missing_dependency": lost.broken_by}
-        result = TaskTrialResult.not_graded(job.key, FailureKind.NOT_RUN, message, state=state)
-        await self._collector.record(result, replaces=job.key in self.results)
+        why = "did not succeed"
+        if lost.failed != lost.broken_by:
+            why = f"was not run either, since {lost.failed!r} did not succeed"
+        await self._collector.record(_not_run(job, lost.broken_by, why), replaces=job.key in self.results)
+
+    def _lost_output(self, job: Job, earlier: AbstractSet[TrialKey]) -> tuple[str, str] | None:
+        """A parent whose output an earlier run left, if the router cannot be given it, and why it is lost."""
+        if self._connection.takes_outputs:
+            return None
+        why = "was left by an earlier run and cannot be restored: the router's create_trial takes no outputs"
+        lost = (parent for parent in job.info.parents if TrialKey(parent, job.key.trial_index) in earlier)
+        return next(((parent, why) for parent in lost), None)
+
+    async def _close_episode(self, episode: Episode) -> None:
+        """Close an episode. A router that cannot costs a warning: all of its trials have their records."""
+        problem = f"did not end within {CLOSE_PATIENCE:g} s"
+        try:
+            with anyio.move_on_after(CLOSE_PATIENCE, shield=True):
+                with suppress(LookupError):  # none of its trials could be opened
+                    await self._connection.close_episode(episode.episode_id)
+                problem = ""
+        except ProtocolError:
+            raise
+        except Exception as error:
+            problem = f"failed: {ErrorRecord.of(error)}"
+        if problem:
+            _log.warning("closing the episode %s %s", episode.episode_id, problem)
 
     async def _tell(self, display: Progress, scheduler: Scheduler, driver: TrialDriver) -> None:
         """Keep the display informed of what no trial tells."""
@@ -235,8 +257,15 @@ class Session:
         while True:
             if self._connection.pool is not None:
                 display.pool(self._connection.pool.statistics())
-            display.waiting(scheduler.waits())
+            display.waiting({**scheduler.waits(), **held_back()})
             driver.tell_phases()
             if tick is not None:
                 tick()
             await anyio.sleep(TICK)
+
+
+def _not_run(job: Job, parent: str, why: str) -> TaskTrialResult:
+    """The record of a trial that cannot have the output of ``parent``."""
+    message = f"not run: it needs the output of task {parent!r}, which {why}"
+    state = {"task_id": job.key.task_id, "unreachable": True, "missing_dependency": parent}
+    return TaskTrialResult.not_graded(job.key, FailureKind.NOT_RUN, message, state=state)

@@ -33,6 +33,8 @@ class RunSettings:
     configure_timeout: float | None
     tool_verbosity: Verbosity
     progress: Any
+    setup_timeout: float | None = None
+    close_timeout: float = 10.0
 
     def described(self) -> dict[str, Any]:
         """What of it the report tells."""
@@ -48,6 +50,8 @@ class RunSettings:
             "trial_timeout": self.trial_timeout,
             "tool_timeout": self.tool_timeout,
             "configure_timeout": self.configure_timeout,
+            "setup_timeout": self.setup_timeout,
+            "close_timeout": self.close_timeout,
         }
 
 
@@ -72,9 +76,14 @@ def check_settings(
     tool_verbosity: Any,
     verbose: Any,
     progress: Any,
+    setup_timeout: Any = None,
+    close_timeout: Any = 10.0,
 ) -> RunSettings:
     """Settings from what the user gave; ConfigError naming the first argument that cannot be used."""
     trials = check_count(trials_per_task, "trials_per_task")
+    close_limit = check_seconds(close_timeout, "close_timeout")
+    if close_limit is None:
+        raise ConfigError("close_timeout must be a number of seconds: a slot must not wait for ever")
     return RunSettings(
         task_ids=_check_tasks(task_ids),
         trials_per_task=trials,
@@ -92,6 +101,8 @@ def check_settings(
         configure_timeout=check_seconds(configure_timeout, "configure_timeout"),
         tool_verbosity="brief" if tool_verbosity is None else check_verbosity(tool_verbosity),
         progress=True if progress is None and verbose else progress,
+        setup_timeout=check_seconds(setup_timeout, "setup_timeout"),
+        close_timeout=close_limit,
     )
 
 

@@ -234,7 +234,8 @@ class Attempt:
     """What ran when it failed, such as ``tool titrate``."""
     worker: WorkerRef | None = None
     exit_status: int | None = None
-    """Of the trial process, where it ended by itself: negative is the signal's number."""
+    """Of the trial process: 0 for an ordinary end, negative is the signal's number, Corral's own kills included. None
+    where the process was not the trial's alone, or went on."""
     peak_rss: int | None = None
     """Bytes."""
     cpu_seconds: float | None = None

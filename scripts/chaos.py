@@ -118,12 +118,13 @@ def orphans(mark: str) -> tuple[int, float]:
 
 
 class Killer:
-    """A thread that kills one random process below this one, again and again."""
+    """A thread that kills the worker of one random place in the pool, or its trial process, again and again."""
 
-    def __init__(self, every: float, seed: int, begun: Path) -> None:
+    def __init__(self, size: int, every: float, seed: int, begun: Path) -> None:
         """``begun``: a file that is there when the environments are known to load."""
         self.kills: Counter[str] = Counter()
         self._begun = begun
+        self._size = size
         self._every = every
         self._dice = random.Random(seed)
         self._stop = threading.Event()
@@ -143,14 +144,14 @@ class Killer:
         while not self._begun.exists() and not self._stop.wait(0.02):
             pass  # a first worker that is killed again and again says that there can be no pool at all
         while not self._stop.wait(self._every):
-            workers = own.children()
-            below = sorted(own.children(recursive=True), key=lambda process: process.pid)
-            if not below:
-                continue
-            victim = self._dice.choice(below)
-            with suppress(psutil.Error):
-                victim.kill()
-                self.kills["workers" if victim in workers else "trial processes"] += 1
+            # A place is drawn, not a process: or, with few workers left, each kill would hit one that only just starts.
+            place = self._dice.randrange(self._size)
+            trials_too = self._dice.random() < 0.5
+            with suppress(psutil.Error, IndexError):
+                victim = sorted(own.children(), key=lambda process: process.pid)[place]
+                below = victim.children() if trials_too else []
+                (below[0] if below else victim).kill()
+                self.kills["trial processes" if below else "workers"] += 1
 
 
 # ---- what was lost ----
@@ -179,7 +180,7 @@ def compare(result: BenchmarkResult, reference: BenchmarkResult, folder: Path) -
 def kill_workers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The first form."""
     reference = bench(folder / "undisturbed", options, pool=False, work=0)
-    killer = Killer(options.every, options.seed, folder / "disturbed" / "chaos" / "journal.jsonl")
+    killer = Killer(options.size, options.every, options.seed, folder / "disturbed" / "chaos" / "journal.jsonl")
     began = time.monotonic()
     with killer.at_work():
         result = bench(folder / "disturbed", options, pool=True, work=options.work)
@@ -188,17 +189,21 @@ def kill_workers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     lost = [attempt for attempt in attempts if attempt.failure]
     states = Counter(worker.state for worker in result.pool.workers)  # type: ignore[attr-defined]
     left, _ = orphans(os.environ[MARK])
-    return compare(result, reference, folder / "disturbed") | {
-        "orphans": left,
-        "slots given up": states["failed"],
-        "kills": dict(killer.kills),
-        "workers restarted": result.pool.restarts,  # type: ignore[attr-defined]
-        "attempts lost": len(lost),
-        "by kind": dict(Counter(str(attempt.failure) for attempt in lost)),
-        "most attempts of one trial": max(len(trial.attempts) for trial in result.trials),
-        "time lost (slot seconds)": round(sum(attempt.seconds for attempt in lost), 1),
-        "wall time (s)": round(took, 1),
-    }
+    return (
+        compare(result, reference, folder / "disturbed")
+        | {
+            "orphans": left,
+            "slots given up": states["failed"],
+            "kills": dict(killer.kills),
+            "workers restarted": result.pool.restarts,  # type: ignore[attr-defined]
+            "attempts lost": len(lost),
+            "by kind": dict(Counter(str(attempt.failure) for attempt in lost)),
+            "other than worker_died": [attempt.message for attempt in lost if attempt.failure != "worker_died"][:5],
+            "most attempts of one trial": max(len(trial.attempts) for trial in result.trials),
+            "time lost (slot seconds)": round(sum(attempt.seconds for attempt in lost), 1),
+            "wall time (s)": round(took, 1),
+        }
+    )
 
 
 def kill_supervisor(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

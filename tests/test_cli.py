@@ -52,7 +52,7 @@ def test_help_names_every_option(tmp_path: Path) -> None:
     done = corral(tmp_path, "--help")
     assert done.returncode == 0
     options = (
-        "size envs agent model tasks trials k max-concurrency per-task retries trial-timeout tool-timeout memory-limit "
+        "size envs agent model api-base tasks trials k max-concurrency per-task retries trial-timeout tool-timeout memory-limit "
         "reuse session checkpoint-dir retry-errors think-time compare-serial report json quiet"
     )
     named = set(re.findall(r"--([a-z-]+)", done.stdout))
@@ -82,8 +82,9 @@ MISUSES: list[tuple[list[str], str]] = [
     (["--think-time", "-1", *OWN], "think_time must be a number of seconds from 0 on, not -1.0"),
     (["--think-time", "nan", *OWN], "think_time must be"),
     (["--envs", ENVS], "--envs needs --agent"),
-    (["--model", "x/y", "--envs", ENVS], "--envs needs --agent"),
-    (["--model", "x/y"], "--model needs --agent"),
+    (["--model", "x", "--envs", ENVS], "a model must be named as PROVIDER/NAME, not 'x'"),
+    (["--api-base", "http://127.0.0.1:9/v1"], "--api-base needs --model"),
+    (["--model", "x/y", "--api-base", "nowhere"], "api_base must be an address"),
     (["--envs", "nowhere:build", "--agent", SOLVER], "there is no module 'nowhere'"),
     (["--envs", "tests.support.shell_envs:builds", "--agent", SOLVER], "has no 'builds'"),
     (["--envs", "tests.support.shell_envs", "--agent", SOLVER], "must be MODULE:NAME"),

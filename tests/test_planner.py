@@ -227,6 +227,24 @@ def test_resources_without_capacity_are_counted_but_not_limited() -> None:
     assert planner.in_use(GLOBAL) == 4
 
 
+def test_what_waits_is_counted_by_what_it_waits_for() -> None:
+    planner = Planner({GLOBAL: 3, task_resource("a"): 1, GATE: 1})
+    for index in range(3):
+        planner.add(Request(f"a{index}", {GLOBAL: 1, task_resource("a"): 1}, index))
+        planner.add(Request(f"g{index}", {GLOBAL: 1, GATE: 1}, index))
+    assert keys(planner.admit()) == ["a0", "g0"]
+    assert planner.blocked() == {task_resource("a"): 2, GATE: 2}
+    planner.add(Request("b0", {GLOBAL: 1}, 9))
+    planner.add(Request("b1", {GLOBAL: 1}, 10))
+    assert keys(planner.admit()) == ["b0"]
+    assert sum(planner.blocked().values()) == planner.waiting == 5
+    assert planner.blocked()[GLOBAL] >= 1
+    planner.release("b0")
+    planner.release("g0")
+    assert keys(planner.admit()) == ["g1", "b1"]
+    assert sum(planner.blocked().values()) == planner.waiting == 3
+
+
 def test_a_resource_can_grow_and_shrink() -> None:
     planner = Planner({SLOT: 1})
     for number in range(4):

@@ -1,4 +1,4 @@
-"""The routers of an environment server: a run through them is the run in-process, and no failure is hidden or doubled."""
+"""The routers of an environment server: a run through them is one in-process, no failure is hidden or doubled."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ roll_async.__name__ = roll_and_read.__name__  # the agent's name is in the repor
 def test_the_same_report_as_in_process(tmp_path: Path) -> None:
     """Everything in these environments is random, and follows from the trial's seed."""
     local = bench(server_envs.dice, roll_and_read, tmp_path / "local", trials_per_task=3, worker_pool=2)
-    expected = stable_bytes(local.report())
+    expected = stable_bytes(local)
     with serving(f"{ENVS}:dice", "--pool-size", "2") as server:
         ways = {
             "sync": (CorralRouter, roll_and_read, "asyncio"),
@@ -70,7 +70,7 @@ def test_the_same_report_as_in_process(tmp_path: Path) -> None:
         }
         for name, (router, policy, backend) in ways.items():
             result = bench(router(server.url), policy, tmp_path / name, backend, trials_per_task=3)
-            assert stable_bytes(result.report()) == expected, name
+            assert stable_bytes(result) == expected, name
         assert server.stop() == 0
 
 
@@ -88,7 +88,7 @@ def test_chains(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert [stable_bytes(result.report()) for result in results.values()] == [stable_bytes(local.report())] * 2
+        assert [stable_bytes(result) for result in results.values()] == [stable_bytes(local)] * 2
         health = httpx.get(f"{server.url}/health", trust_env=False).json()
         assert (health["open_trials"], health["pool"]["leased"]) == (0, 0)
         assert server.stop() == 0
@@ -119,7 +119,7 @@ _solve_but_the_end_named.__name__ = _solve_but_the_end.__name__
 
 def test_a_run_takes_no_more_slots_than_there_are(tmp_path: Path) -> None:
     """Trials beyond the server's slots wait in the scheduler, not in the server's queue."""
-    most = []
+    most: list[int] = []
 
     def look(lab: Any, prompt: str) -> str:
         most.append(httpx.get(f"{server.url}/health", trust_env=False).json()["waiting"])
@@ -135,7 +135,12 @@ def test_a_run_takes_no_more_slots_than_there_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_a_worker_that_dies_is_retried_as_in_process(router: Any, tmp_path: Path) -> None:
-    once = "import os, pathlib\nmark = pathlib.Path({!r})\nif not mark.exists():\n    mark.touch()\n    os.kill(os.getpid(), 9)"
+    once = """
+import os, pathlib
+mark = pathlib.Path({!r})
+if not mark.exists():
+    mark.touch()
+    os.kill(os.getpid(), 9)"""
     local = bench(server_envs.processes, code(once.format(str(tmp_path / "x")), 1), tmp_path / "l", task_ids=["a"],
                   worker_pool=1)  # fmt: skip
     with serving(f"{ENVS}:processes", "--pool-size", "1") as server:
@@ -260,7 +265,7 @@ class Wire:
         host, port = target.removeprefix("http://").split(":")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = "http://127.0.0.1:{}".format(self._listener.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.lose_answers = 0
         """So many answers are not passed on: the connection is cut instead."""
         threading.Thread(target=self._accept, daemon=True).start()
@@ -349,7 +354,7 @@ def _send_one(url: str, kind: str) -> Callable[[], Awaitable[Any]]:
 @pytest.mark.usefixtures("hasty")
 def test_a_server_that_is_gone(kind: str) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        url = "http://127.0.0.1:{}".format(free.getsockname()[1])
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(InfrastructureError, match=f"the environment server at {url} does not answer: ConnectError"):
         anyio.run(_send_one(url, kind))
 
@@ -382,7 +387,7 @@ def test_a_long_call_outlives_every_step(served: Served, monkeypatch: pytest.Mon
 
 def test_a_server_that_restarts_costs_an_attempt(tmp_path: Path) -> None:
     """Its trials are gone with it; the run goes on with the new one at the same address."""
-    servers = []
+    servers: list[Served] = []
 
     def policy(lab: Any, prompt: str) -> str:
         if len(servers) == 1:

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +17,6 @@ from corral import BenchmarkResult, CorralRunner, Environment, TrialContext, too
 from corral.agents import AgentRunResult, BaseAgent, ScriptedAgent, ToolFailed
 from corral.errors import FailureKind, InfrastructureError, TrialError
 from corral.report import stable_bytes
-from corral.service import ServiceLimits
 from tests.support.benches import Bench, Mode, bench, benches, code, runner, sole
 from tests.support.pool_waiting import lives
 
@@ -506,12 +504,9 @@ class SlowToClose(Bench):
 
 
 @WHERE
-def test_a_close_that_hangs_costs_nothing_but_a_warning(
-    mode: Mode, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("corral.connection.ServiceLimits", partial(ServiceLimits, close_timeout=0.5))
+def test_a_close_that_hangs_costs_nothing_but_a_warning(mode: Mode, options: Options, tmp_path: Path) -> None:
     began = time.monotonic()
-    trial = sole(bench(lambda: {"a": SlowToClose("a", mode)}, answer, tmp_path, **options))
+    trial = sole(bench(lambda: {"a": SlowToClose("a", mode)}, answer, tmp_path, close_timeout=0.5, **options))
     assert time.monotonic() - began < 15
     assert (trial.score, trial.graded, trial.failure) == (1, True, None)
     assert "close did not end within" in trial.warnings[0]

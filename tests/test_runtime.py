@@ -698,5 +698,5 @@ def test_load() -> None:
 
     with pytest.raises(EnvStartError, match=r"the builder .*broken failed: ImportError: no module named solver"):
         load(broken)
-    with pytest.raises(EnvStartError, match="must be a mapping"):
+    with pytest.raises(ConfigError, match="must be a mapping"):
         load(lambda: None)

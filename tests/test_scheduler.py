@@ -173,7 +173,7 @@ async def test_what_is_recorded_is_not_run(recorded: dict[str, bool], ran: list[
     await play(stage, jobs(tasks, "tlre"), ConcurrencyConfig(1), slots=1, recorded=known)
     assert [entry[0] for entry in stage.log] == ran
     assert stage.skipped == skipped
-    assert stage.closed == ["tlre#0"]
+    assert stage.closed == (["tlre#0"] if ran else [])
 
 
 async def test_what_a_trial_raises_ends_the_run() -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ def trial(http: httpx.Client, task_id: str, **order: Any) -> str:
 def run(http: httpx.Client, place: str, code: str, **headers: str) -> httpx.Response:
     body = {"tool_name": "python", "arguments": {"code": code}}
     return http.post(f"{place}/tools/execute", json=body, headers=headers)
+
+
+def _is(http: httpx.Client, name: str, value: int) -> bool:
+    return bool(http.get("/health").json()[name] == value)
 
 
 # ---- what there is ----
@@ -218,7 +223,7 @@ def test_calls_of_one_trial_run_one_after_the_other(http: httpx.Client, tmp_path
         others = []
         for number in range(4):
             others.append(pool.submit(run, http, place, f"env.order.append({number})"))
-            until(lambda n=number: http.get("/health").json()["running_calls"] == n + 2)
+            until(partial(_is, http, "running_calls", number + 2))
         go.touch()
         assert all(job.result().json()["success"] for job in [first, *others])
     assert run(http, place, "result = env.order").json()["result"] == ["first", 0, 1, 2, 3]
@@ -305,7 +310,7 @@ def test_slots_are_shared_fairly_by_runs(http: httpx.Client) -> None:
     with ThreadPoolExecutor(5) as pool:
         for number, run_id in enumerate(["greedy"] * 4 + ["modest"]):
             pool.submit(wait_for_one, run_id)
-            until(lambda n=number: http.get("/health").json()["waiting"] == n + 1)
+            until(partial(_is, http, "waiting", number + 1))
         http.delete(f"/trials/{held[0]}")
     assert opened[0] == "modest"
     http.delete(f"/trials/{held[1]}")
@@ -385,7 +390,7 @@ def test_time_limits_and_typed_errors() -> None:
         with CorralRouter(server.url) as router:
             runtime_id = router.create_trial("a")["trial_runtime_id"]
             bound = router.for_trial(runtime_id, "a")
-            with pytest.raises(ToolTimeout, match="tool python did not end within its limit of 0.3 s"):
+            with pytest.raises(ToolTimeout, match=r"tool python did not end within its limit of 0\.3 s"):
                 bound.execute_tool("a", "python", {"code": "import time; time.sleep(60)"})
             router.close_trial(runtime_id)
             with pytest.raises(NotFound, match="no task 'x' is open here; known: 'a', 'b', 'c', 'd'"):
@@ -407,7 +412,7 @@ def test_environments_that_cannot_be_set_up(tmp_path: Path) -> None:
     from tests.support.benches import Bench
 
     class Unbuildable(Bench):
-        def new_instance(self, seed: int) -> Any:
+        def new_instance(self, seed: int = 0) -> Any:
             raise OSError("the licence server is down")
 
     app = create_benchmark_server({"u": Unbuildable("u")})

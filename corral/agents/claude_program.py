@@ -41,13 +41,13 @@ exit $status
 def find_program(path: str | os.PathLike[str] | None = None) -> str:
     """The program: as named, as the SDK's wheel carries it, or on the PATH. ConfigError if there is none."""
     if path is not None:
-        found = shutil.which(path)
+        found = shutil.which(os.fspath(path))
         if found is None:
             raise ConfigError(f"program: there is no Claude Code at {os.fspath(path)!r}")
         return found
     spec = find_spec("claude_agent_sdk")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        if (found := shutil.which(Path(folder) / "_bundled" / "claude")) is not None:
+        if (found := shutil.which(os.path.join(folder, "_bundled", "claude"))) is not None:
             return found
     if (found := shutil.which("claude")) is not None:
         return found

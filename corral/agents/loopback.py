@@ -28,7 +28,7 @@ class LoopbackServer:
         try:
             import uvicorn
         except ImportError as error:
-            raise ConfigError("serving an application here needs uvicorn: pip install uvicorn") from error
+            raise ConfigError("serving an application here needs uvicorn: pip install 'corral[server]'") from error
         config = uvicorn.Config(app, log_level="critical", lifespan="auto", timeout_graceful_shutdown=GRACE)
         self._server = uvicorn.Server(config)
         self._socket = socket.socket()

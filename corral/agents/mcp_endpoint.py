@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from corral.agents.loopback import serving_async
@@ -38,7 +38,7 @@ async def serving_tools(interface: Any, task_id: str) -> AsyncIterator[str]:
         yield url + path
 
 
-def tool_app(tools: list[Mapping[str, Any]], call: CallTool, path: str) -> Any:
+def tool_app(tools: Sequence[Mapping[str, Any]], call: CallTool, path: str) -> Any:
     """An ASGI application that offers ``tools`` (OpenAI function schemas) over MCP at ``path``."""
     try:
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -65,7 +65,7 @@ def tool_app(tools: list[Mapping[str, Any]], call: CallTool, path: str) -> Any:
     return Starlette(routes=[Route(path, endpoint)], lifespan=lifespan)
 
 
-def _server(tools: list[Mapping[str, Any]], call: CallTool) -> Any:
+def _server(tools: Sequence[Mapping[str, Any]], call: CallTool) -> Any:
     import mcp_types as types
     from mcp.server.lowlevel import Server
 

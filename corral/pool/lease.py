@@ -10,13 +10,21 @@ import anyio
 
 from corral.errors import NotFound, TrialError, WorkerDied
 from corral.pool.config import WorkerPoolConfig
+from corral.pool.memory import tree_rss
 from corral.pool.slots import Slot
-from corral.pool.wire import Close, Closed, Open, Opened, Perform
+from corral.pool.wire import Close, Closed, Open, Opened, Perform, ProcessEnded
 from corral.pool.worker import TrialProcess, Worker
+from corral.threads import call_blocking
 from corral.types import Action, TaskInfo, TrialSpec, WorkerRef
 
 MAX_TRIES = 3
 """Workers in a row that may be gone, before they made a trial process, until a trial is charged for it."""
+
+
+NOBODY = "nobody"
+"""The id of no trial."""
+ANSWER_PATIENCE = 5.0
+"""Seconds that a process which is to serve again may take to say that it is there."""
 
 
 class Lease:
@@ -30,6 +38,9 @@ class Lease:
         self._config = config
         self._catalogue = catalogue
         self._began = time.monotonic()
+        self._prepared = False
+        self._process: TrialProcess | None = None
+        """The one that was used last: the slot forgets it with its worker, and then it still tells how it ended."""
 
     @property
     def worker(self) -> WorkerRef:
@@ -37,11 +48,18 @@ class Lease:
         worker, process = self.slot.worker, self.slot.process
         return WorkerRef(self.slot.index, worker.pid if worker else 0, process.pid if process else None)
 
+    async def prepare(self, task_id: str) -> None:
+        """Have a trial process for the task: ``open`` then only opens. NotFound for an unknown task."""
+        if task_id not in self._catalogue:
+            raise NotFound("task", task_id, list(self._catalogue))
+        self._process = await self._process_for(task_id)
+        self._prepared = True
+
     async def open(self, spec: TrialSpec) -> Opened:
         """Open a trial runtime. EnvStartError if its environment cannot be set up, NotFound for an unknown task."""
-        if spec.task_id not in self._catalogue:
-            raise NotFound("task", spec.task_id, list(self._catalogue))
-        process = await self._process_for(spec.task_id)
+        if not self._prepared:
+            await self.prepare(spec.task_id)
+        self._prepared, process = False, self._living()
         self.slot.trials += 1
         self.slot.trials_of_worker += 1
         opened = await process.request(Open(spec), f"set-up of {spec.task_id!r}")
@@ -49,7 +67,7 @@ class Lease:
         return opened
 
     async def _process_for(self, task_id: str) -> TrialProcess:
-        if self.slot.process is not None and self.slot.process.alive:
+        if self.slot.process is not None and await self._still_serves(self.slot.process):
             return self.slot.process
         wanted = self._catalogue[task_id].fresh
         fresh = self._config.fresh if wanted == "auto" else wanted
@@ -60,6 +78,26 @@ class Lease:
                 return self.slot.process
             self.slot.lose(worker)  # no trial had begun: its death is not the trial's to pay for
         raise WorkerDied(f"{MAX_TRIES} workers of slot {self.slot.index} in a row were gone before they made a process")
+
+    async def _still_serves(self, process: TrialProcess) -> bool:
+        """Whether a process that served earlier trials is there: one that died since is no fault of the next trial.
+
+        Nor is memory that they left filled: a process that holds half of its limit is ended here.
+        """
+        if not process.alive:
+            return False
+        limit = self._config.memory_bytes
+        if limit is not None and await call_blocking(tree_rss, process.pid) > limit / 2:
+            await process.finish()
+            return False
+        try:
+            with anyio.move_on_after(ANSWER_PATIENCE):  # one that was stopped, or computes on, is killed
+                await process.request(Close(NOBODY), "a question whether it is there")
+        except NotFound:  # so it answers
+            return True
+        except TrialError:
+            return False
+        return False
 
     async def _worker(self) -> Worker:
         while (worker := self.slot.worker) is None:  # checked again after the wait: it may be lost meanwhile
@@ -79,23 +117,22 @@ class Lease:
         return closed
 
     def _living(self) -> TrialProcess:
-        if self.slot.process is None:
+        if self._process is None:
             raise NotFound("trial process", f"slot {self.slot.index}")
-        return self.slot.process
+        return self._process
 
     async def kill(self, doom: TrialError | None = None) -> None:
         """Kill the trial process; ``doom`` is what its requests then raise."""
-        if self.slot.process is not None:
-            await self.slot.process.kill(doom)
+        if (process := self._process or self.slot.process) is not None:
+            await process.kill(doom)
 
-    def usage(self) -> tuple[int, float]:
-        """Peak memory (bytes) and CPU seconds of the trial process, once it has ended."""
-        end = self.slot.process.end if self.slot.process else None
-        return (end.peak_rss, end.cpu_seconds) if end else (0, 0.0)
+    def end_of_process(self) -> ProcessEnded | None:
+        """How the trial process that was used last ended; None while it goes on."""
+        return self._process.end if self._process else None
 
     def last_output(self) -> str:
         """The tail of what the trial process printed, once it has ended."""
-        end = self.slot.process.end if self.slot.process else None
+        end = self.end_of_process()
         return end.output if end else ""
 
     async def end(self) -> None:

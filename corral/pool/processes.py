@@ -19,6 +19,14 @@ def find_process(pid: int) -> psutil.Process | None:
         return None
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the process was stopped (SIGSTOP) and so does nothing."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
 async def see_off(processes: list[psutil.Process]) -> None:
     """Kill them and wait until none runs: for those that are nobody's children here."""
     for process in processes:

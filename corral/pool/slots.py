@@ -7,6 +7,7 @@ Guarantees
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -35,6 +36,8 @@ class Slot:
     """Trials that were opened here."""
     trials_of_worker: int = 0
     restarts: int = 0
+    losses: list[float] = field(default_factory=list)
+    """When each of its workers was gone, in seconds since 1970 UTC."""
     busy_seconds: float = 0.0
     start_seconds: float = 0.0
 
@@ -44,6 +47,7 @@ class Slot:
             self.worker = self.process = None
             if self.state is not WorkerState.STOPPED:
                 self.restarts += 1
+                self.losses.append(time.time())
                 self.advance(WorkerEvent.DIED)
 
     def advance(self, event: WorkerEvent) -> None:

@@ -1,8 +1,8 @@
 """SUPERVISOR SIDE. WorkerPool: starts workers, keeps every slot served, leases them, shuts down by one deadline.
 
 Guarantees
-    * A slot whose worker is gone gets a new one at once; after MAX_STARTS failed starts in a row it is given up (after
-      MAX_LOST_STARTS, if they were killed). A first worker that is not ready in time is not tried again.
+    * A slot whose worker is gone gets a new one at once; after MAX_STARTS failed starts in a row it is given up (not
+      before LOST_PATIENCE, if they were killed). A first worker that is not ready in time is not tried again.
     * Starts are staggered: at most as many at once as there are processors. The first worker starts alone and describes
       the environments, so a builder that cannot work costs MAX_STARTS processes, not MAX_STARTS per slot.
     * Leaving the pool ends every worker and all that it started, within SHUTDOWN_PATIENCE plus a kill.
@@ -43,9 +43,11 @@ from corral.unwrap import unwrapped
 
 MAX_STARTS = 3
 """Starts of one slot that may fail in a row before it is given up."""
-MAX_LOST_STARTS = 20
-"""The same for workers that were lost while they started, once the builder is known to work: something else, such as a
-machine out of memory, kills them, and it may pass."""
+LOST_PATIENCE = 60.0
+"""Seconds for which starts of one slot may be lost in a row, once the builder is known to work: something else, such as
+a machine out of memory, kills them, and it may pass."""
+LOST_PAUSE = 0.1
+"""Seconds before the next start after lost ones, times how many they were."""
 SHUTDOWN_PATIENCE = 10.0
 """Seconds for the whole pool to end by itself."""
 
@@ -65,6 +67,8 @@ class WorkerStatistics:
     busy_s: float
     start_s: float
     """From the worker's spawn until its environments were loaded."""
+    losses: tuple[float, ...] = ()
+    """When each of the slot's workers was gone, in seconds since 1970 UTC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,31 +190,36 @@ class WorkerPool:
 
     async def _keep(self, slot: Slot) -> None:
         """Keep a worker on ``slot``: start it, wait until it is gone, start the next one."""
-        failures = 0
+        failures, began = 0, 0.0
         while not self._is_closing():
             try:
                 worker = await self._start_worker(slot)
             except (EnvStartError, ConfigError, ProtocolError) as error:
                 if self._is_closing():  # it was killed, or its connection closed, on purpose
                     return
+                began = began if failures else time.monotonic()
                 failures += 1
                 slot.error = error if isinstance(error, EnvStartError) else EnvStartError(str(error))
                 slot.advance(WorkerEvent.DIED)
                 if isinstance(error, ConfigError):
                     self._fatal = error
-                if failures >= self._most_failures(error) or self._fatal:
+                if self._fatal or self._is_hopeless(error, failures, time.monotonic() - began):
                     slot.advance(WorkerEvent.GIVE_UP)
                     self._slots.hand_out()
                     return
+                if failures >= MAX_STARTS:
+                    await anyio.sleep(min(1.0, LOST_PAUSE * failures))
                 continue
             failures, slot.error = 0, None
             await worker.gone.wait()
             slot.lose(worker)
 
-    def _most_failures(self, error: Exception) -> int:
+    def _is_hopeless(self, error: Exception, failures: int, seconds: float) -> bool:
+        """Whether a slot is given up, whose last ``failures`` starts failed, over so many seconds."""
         if isinstance(error, SlowStart) and not self.catalogue:  # a hang: more of it helps nobody
-            return 1
-        return MAX_LOST_STARTS if isinstance(error, LostStart) and self.catalogue else MAX_STARTS
+            return True
+        is_killed = isinstance(error, LostStart) and bool(self.catalogue)
+        return failures >= MAX_STARTS and not (is_killed and seconds < LOST_PATIENCE)
 
     def _is_closing(self) -> bool:
         return self._closing
@@ -283,6 +292,7 @@ def _statistics_of(slot: Slot) -> WorkerStatistics:
         restarts=slot.restarts,
         busy_s=slot.busy_seconds,
         start_s=slot.start_seconds,
+        losses=tuple(slot.losses),
     )
 
 

@@ -48,6 +48,8 @@ class TrialServer:
         self._environments = environments
         self._work_root = work_root
         self._runtimes: dict[str, TrialRuntime] = {}
+        self._used_before: dict[str, float] = {}
+        """CPU seconds of the process when a trial was opened."""
 
     def answer(self, request: Message) -> Done | Failed | Refused:
         """Carry out one request. Whatever user code raises becomes data."""
@@ -66,6 +68,7 @@ class TrialServer:
     def _carry_out(self, request: Message) -> Any:
         match request:
             case Open(spec):
+                self._used_before[spec.runtime_id] = used_so_far()[1]
                 runtime = TrialRuntime(self._environments[spec.task_id], spec, self._work_root, own_process=True)
                 self._runtimes[spec.runtime_id] = runtime
                 return Opened(str(runtime.workspace))
@@ -74,7 +77,8 @@ class TrialServer:
             case Close(runtime_id):
                 warnings = self._find(runtime_id).close()
                 del self._runtimes[runtime_id]
-                return Closed(tuple(warnings), *used_so_far())
+                peak, seconds = used_so_far()
+                return Closed(tuple(warnings), peak, seconds - self._used_before.pop(runtime_id))
             case _:
                 raise ProtocolError(f"a trial process was sent a {type(request).__name__}")
 

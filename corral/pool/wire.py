@@ -228,12 +228,28 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The value of a Close: what went wrong without changing the result, and what the process has used so far."""
+    """The value of a Close: what went wrong without changing the result, and what the trial's process has used."""
 
     warnings: tuple[str, ...] = ()
     peak_rss: int = 0
-    """Bytes."""
+    """Bytes: of the process, so far, or once it has ended."""
     cpu_seconds: float = 0.0
+    """Since the trial was opened."""
+    exit_status: int | None = None
+    """How its process ended: negative is a signal's number. None where it goes on, or was not the trial's alone."""
+
+    def completed(self, end: ProcessEnded | None) -> Closed:
+        """With the exact figures of a process that was the trial's alone and has ended."""
+        if end is None:
+            return self
+        return Closed(self.warnings, end.peak_rss or self.peak_rss, end.cpu_seconds or self.cpu_seconds, end.status)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a router gives it."""
+        return {
+            "warnings": list(self.warnings), "peak_rss": self.peak_rss, "cpu_seconds": self.cpu_seconds,
+            "exit_status": self.exit_status,
+        }  # fmt: skip
 
 
 Message = (

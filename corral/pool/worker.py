@@ -28,7 +28,7 @@ from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError
 from corral.pool.channel import Channel, Listener, Visitor
 from corral.pool.entry import enter
 from corral.pool.native_threads import native_threads_limited
-from corral.pool.processes import find_process, see_off
+from corral.pool.processes import find_process, is_stopped, see_off
 from corral.pool.wire import (
     Done,
     Failed,
@@ -53,6 +53,9 @@ BIRTH_PATIENCE = 3.0
 """Seconds, from its spawn, that a worker which is no longer wanted gets to appear, so that it can be killed."""
 LAST_WORDS = 0.2
 """Seconds between the signal that makes a hung process write where it hangs, and its kill."""
+
+STOPPED_AFTER = 1.0
+"""Seconds after which a worker that does not answer is looked at: whether it was stopped."""
 
 LAST_OUTPUT = 4096
 """Bytes of a worker's output that the error of a failed start shows."""
@@ -292,6 +295,13 @@ class Worker:
         record = ErrorRecord("TimeoutError", f"not ready within {limit}{self._last_output()}")
         return SlowStart.because(f"{what}, in a worker,", record)
 
+    async def _slow_birth(self, process: TrialProcess) -> SlowStart:
+        """A trial process was made and did not come: what it does then is no fault of this worker."""
+        await process.kill(last_words=True)
+        said = f"; its last output:\n{process.end.output.strip()}" if process.end and process.end.output.strip() else ""
+        record = ErrorRecord("TimeoutError", f"not ready within start_timeout = {self._patience:g} s{said}")
+        return SlowStart.because("starting a trial process", record)
+
     async def _ask_for_last_words(self) -> None:
         # Its new interpreter, if it has one, comes last: there the environments are loaded, and the tail is shown.
         own = find_process(self.pid)
@@ -339,9 +349,9 @@ class Worker:
         try:
             with anyio.fail_after(self._patience):  # a new interpreter may still have to load
                 await self._channel.send(StartProcess(visitor.ticket, fresh))
-                await visitor.arrived.wait()
+                await self._arrival(visitor)
         except TimeoutError:
-            raise await self._slow_start() from None
+            raise await (self._slow_birth(process) if process.pid else self._slow_start()) from None
         except anyio.EndOfStream:
             await self.gone.wait()
         except BaseException:
@@ -355,6 +365,14 @@ class Worker:
         if self.gone.is_set():
             return None
         raise await process.reason("start of the trial process")
+
+    async def _arrival(self, visitor: Visitor) -> None:
+        """Wait for a trial process. A worker that somebody has stopped would never make it, and is killed."""
+        while not visitor.arrived.is_set():
+            with anyio.move_on_after(STOPPED_AFTER):
+                await visitor.arrived.wait()
+            if not visitor.arrived.is_set() and is_stopped(self.pid):
+                await self.kill()
 
     async def stop(self) -> None:
         """End it with all that it started: ask, then kill."""

@@ -19,6 +19,7 @@ from corral.plain import plain
 from corral.report.comparison import compare
 from corral.report.exports import FORMATS, export, kind_of
 from corral.report.files import dump
+from corral.report.live import TerminalConsole
 from corral.report.regrade import regrade
 from corral.report.rendering import print_comparison, print_result
 from corral.report.result import BenchmarkResult
@@ -115,7 +116,7 @@ def _run_show(options: argparse.Namespace) -> None:
     if options.json:
         sys.stdout.write(dump(result.head()) + "\n")
     else:
-        print_result(result, Console(highlight=False))
+        print_result(result, TerminalConsole(highlight=False))
 
 
 def _run_compare(options: argparse.Namespace) -> None:
@@ -123,7 +124,7 @@ def _run_compare(options: argparse.Namespace) -> None:
     if options.json:
         sys.stdout.write(dump(plain(asdict(comparison))) + "\n")
     else:
-        print_comparison(comparison, Console(highlight=False))
+        print_comparison(comparison, TerminalConsole(highlight=False))
 
 
 def _run_export(options: argparse.Namespace) -> None:
@@ -138,6 +139,6 @@ def _run_regrade(options: argparse.Namespace) -> None:
     result = open_session(folder)
     target = folder.parent / (options.name or f"{folder.name}-regraded")
     again = regrade(result, NamedBuilder(options.envs), Path(target))
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     print_comparison(compare(result, again), console)
     console.print(f"Session: {target}", soft_wrap=True, markup=False)

@@ -226,6 +226,8 @@ def _stable_trial(trial: Mapping[str, Any], rewrite: Rewrite) -> dict[str, Any]:
         kept["messages"] = [_without(m, _OF_MESSAGE) if isinstance(m, dict) else m for m in trial["messages"]]
     if trial.get("attempts"):
         last = _without(trial["attempts"][-1], _OF_ATTEMPT)
+        if last.get("failure") != "worker_died":  # else it is of how the trial was run: in-process there is none
+            last.pop("exit_status", None)
         kept["attempts"] = [last | {"message": _without_numbers(last.get("message"))}]
     for place in ("error_message", "warnings"):
         if place in kept:

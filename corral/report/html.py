@@ -20,10 +20,11 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from corral.plain import plain
+from corral.records import encode, reread
 from corral.report import files
 from corral.report.figures import flat_numbers, peak_memory, phases
 from corral.report.timeline import Timeline, outcome, timeline
-from corral.report.transcript import Turn, as_text, turns
+from corral.report.transcript import Call, Turn, as_text, turns
 from corral.types import TaskTrialResult
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def write_html(result: BenchmarkResult, path: str | os.PathLike[str]) -> Path:
 
 def _page(result: BenchmarkResult) -> Iterator[str]:
     template = Template(_part("page.html"))
-    title = html.escape(f"{result.run_name or result.session_id} – Corral")
+    title = html.escape(f"{result.run_name or result.session_id} | Corral")
     filled = template.safe_substitute(title=title, css=_part("page.css"))
     start, rest = filled.split("$details")
     before_data, rest = rest.split("$data")
@@ -68,7 +69,7 @@ def _part(name: str) -> str:
 
 def _embedded(data: object) -> str:
     """JSON that may stand in a script element: no "<" in it, so nothing ends or opens an element."""
-    return files.dump(data, indent=None).replace("<", "\\u003c")
+    return encode({"data": data}).decode().removeprefix('{"data":').removesuffix("}\n").replace("<", "\\u003c")
 
 
 def _overview(result: BenchmarkResult) -> Data:
@@ -122,14 +123,14 @@ def _timeline(line: Timeline, numbers: Mapping[str, int], pool: object) -> Data:
     }  # fmt: skip
 
 
-def _restarts(pool: object, line: Timeline) -> dict[str, list[tuple[float, str]]]:
-    """By lane, when a slot got a new worker and why, where the pool's statistics tell."""
+def _restarts(pool: object, line: Timeline) -> dict[str, list[float]]:
+    """By lane, when a slot's worker was gone and a new one started, where the pool's statistics tell."""
     statistics = plain(pool)
-    found: dict[str, list[tuple[float, str]]] = {}
-    for worker in statistics.get("workers") or () if isinstance(statistics, dict) else ():
-        for at, reason in worker.get("losses") or ():
-            found.setdefault(f"slot {worker.get('slot')}", []).append((max(0.0, at - line.origin), reason))
-    return found
+    workers = statistics.get("workers") if isinstance(statistics, dict) else None
+    return {
+        f"slot {worker.get('slot')}": [_short(max(0.0, at - line.origin)) for at in worker.get("losses") or ()]
+        for worker in workers or ()
+    }
 
 
 def _short(seconds: float) -> float:
@@ -150,7 +151,7 @@ def _details(result: BenchmarkResult) -> Iterator[str]:
 
 
 def _detail(trial: TaskTrialResult) -> Data:
-    state = plain(trial.state)
+    state = reread(trial.state)
     spoken = [_turn(turn) for turn in turns(trial.messages)]
     calls = state.pop("tool_calls", None) or []
     answer, feedback = state.pop("submitted_answer", None), state.pop("feedback", None)
@@ -168,8 +169,12 @@ def _detail(trial: TaskTrialResult) -> Data:
 
 
 def _turn(turn: Turn) -> list[Any]:
-    calls = [(call.tool, _cut(", ".join(f"{name}={_json(value)}" for name, value in call.arguments.items()))) for call in turn.calls]  # fmt: skip
+    calls = [(call.tool, _arguments(call)) for call in turn.calls]
     return [turn.role, _cut(turn.text), calls, turn.tool, None if turn.error is None else _cut(turn.error)]
+
+
+def _arguments(call: Call) -> str:
+    return _cut(", ".join(f"{name}={_json(value)}" for name, value in call.arguments.items()))
 
 
 def _call(call: Mapping[str, Any], *, brief: bool) -> list[Any]:
@@ -182,6 +187,7 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _cut(text: str, limit: int = MAX_TEXT) -> str:
+def _cut(text: str, limit: int | None = None) -> str:
+    limit = MAX_TEXT if limit is None else limit
     left = len(text) - limit
     return text if left <= 0 else f"{text[:limit]} ... ({left} more characters are in report.json)"

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from corral.plain import plain
+from corral.records import encode, reread
 from corral.report import files
 from corral.report.figures import flat_numbers
 from corral.report.intervals import Estimate
@@ -53,7 +53,7 @@ def write_inspect(result: BenchmarkResult, path: str | os.PathLike[str]) -> Path
 
 def _fill(archive: zipfile.ZipFile, result: BenchmarkResult) -> None:
     def put(name: str, data: object) -> None:
-        archive.writestr(name, files.dump(data, indent=None))
+        archive.writestr(name, encode({"data": data})[len(b'{"data":') : -len(b"}\n")])
 
     spec = _spec(result)
     put("_journal/start.json", {"version": VERSION, "eval": spec, "plan": {}})
@@ -133,7 +133,7 @@ def _model(result: BenchmarkResult) -> str:
 
 
 def _sample(result: BenchmarkResult, trial: TaskTrialResult) -> Data:
-    state = plain(trial.state)
+    state = reread(trial.state)
     messages = list(_messages(turns(trial.messages)))
     first = next((message["content"] for message in messages if message["role"] == "user"), trial.task_id)
     start = next((attempt.started_at for attempt in trial.attempts if attempt.started_at is not None), None)
@@ -162,7 +162,7 @@ def _sample(result: BenchmarkResult, trial: TaskTrialResult) -> Data:
         last = trial.attempts[-1] if trial.attempts else None
         evidence = "\n".join(part for part in (last.traceback, last.output) if part) if last else ""
         sample["error"] = _error(trial.error_message or "not graded", evidence)
-    return plain(sample)  # type: ignore[no-any-return]
+    return reread(sample)  # type: ignore[no-any-return]
 
 
 def _score(trial: TaskTrialResult, state: Mapping[str, Any]) -> Data:
@@ -207,12 +207,12 @@ def _messages(found: list[Turn]) -> Iterator[Data]:
             message["tool_calls"] = calls = [_call(call, f"c{number}.{place}") for place, call in enumerate(turn.calls)]
             open_calls += [(call["id"], call["function"]) for call in calls]
         if turn.role == "tool":
-            answered = next((item for item in open_calls if turn.call_id == item[0]), None)
-            answered = answered or next(
-                (item for item in open_calls if turn.tool == item[1]), (turn.call_id, turn.tool)
-            )
-            open_calls = [item for item in open_calls if item != answered]
-            message |= {"tool_call_id": answered[0], "function": turn.tool or answered[1]}
+            by_id = (call for call in open_calls if call[0] == turn.call_id)
+            by_tool = (call for call in open_calls if call[1] == turn.tool)
+            answered = next(by_id, None) or next(by_tool, None)
+            open_calls = [call for call in open_calls if call != answered]
+            known_id, known_tool = answered or (turn.call_id, turn.tool)
+            message |= {"tool_call_id": known_id, "function": turn.tool or known_tool}
             if turn.error is not None:
                 message["error"] = {"type": "unknown", "message": turn.error}
         yield message

@@ -297,7 +297,7 @@ class LineProgress(Tally):
         parts = [f"{self.done} of {self.total} recorded", f"{self.successes} succeeded"]
         parts += [kinds(self.failures)] if self.failures else []
         parts += [f"{len(self.running)} running"] if self.running else []
-        parts += [f"waiting for {kinds(self.waits)}"] if self.waits else []
+        parts += [f"waiting for {kinds(self.waits)}"] if self.waits and self.running else []
         for trial in self.oldest()[:1]:
             parts.append(
                 f"oldest {printable(trial.key)} in {printable(trial.phase)} for "

@@ -56,11 +56,14 @@ def regrade(
         while batch := [to_record(trial) for trial in islice(trials, _BATCH)]:
             journal.append(batch)
         again = open_session(folder)
-        closing = {
-            "k_values": result.k_values, "run_name": result.run_name, "wall_seconds": result.wall_seconds,
-            "settings": {**result.settings, "regraded_from": result.session_id},
-        }  # fmt: skip
-        journal.append_run(replace(again, metrics=(), **closing).closing_record())
+        again = replace(
+            again,
+            k_values=result.k_values,
+            run_name=result.run_name,
+            wall_seconds=result.wall_seconds,
+            settings={**result.settings, "regraded_from": result.session_id},
+        )
+        journal.append_run(again.closing_record())
     finally:
         journal.close()
     return open_session(folder)
@@ -96,8 +99,8 @@ def _scored(trial: TaskTrialResult, prototype: Environment, spec: TrialSpec, fol
         finally:
             runtime.close()
     except TrialError as error:
-        failed = {"score": 0.0, "failure": error.kind, "error_message": str(error), "graded": error.kind.graded}
-        return replace(trial, **failed)
+        kind = error.kind
+        return replace(trial, score=0.0, failure=kind, error_message=str(error), graded=kind.graded)
     return replace(trial, score=given.score, state=given.state, failure=None, error_message=None, graded=True)
 
 

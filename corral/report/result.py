@@ -273,7 +273,7 @@ class BenchmarkResult:
         return files.write_chunks(path, files.report_chunks(self.head(), tasks))
 
     def export(self, path: str | os.PathLike[str], kind: str | None = None) -> Path:
-        """Write the result as html, json, jsonl, parquet, inspect, trace or junit: ``kind``, or by the path's ending."""
+        """Write the result as html, json, jsonl, parquet, inspect, trace or junit: as ``kind`` or the ending says."""
         return exports.export(self, path, kind)
 
     def to_frame(self, library: Literal["pandas", "polars"] | None = None) -> Any:

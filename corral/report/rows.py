@@ -97,7 +97,7 @@ def _columns(result: BenchmarkResult) -> dict[str, tuple[type, list[Any]]]:
     for row in table:
         for name in row.keys() - kinds.keys():
             kinds[name] = float
-    kinds = {**COLUMNS, **{name: float for name in sorted(kinds.keys() - COLUMNS.keys())}}
+    kinds = {**COLUMNS, **dict.fromkeys(sorted(kinds.keys() - COLUMNS.keys()), float)}
     return {name: (kind, [_cell(row.get(name), kind) for row in table]) for name, kind in kinds.items()}
 
 

@@ -90,10 +90,10 @@ def timeline(trials: Iterable[TaskTrialResult]) -> Timeline:
         if attempt.started_at is not None
     ]
     origin = min((start for _, _, start, _ in known), default=0.0)
-    spans = sorted(
-        (Span(trial, attempt, start - origin, start - origin + attempt.seconds, last) for trial, attempt, start, last in known),
-        key=lambda span: (span.start, span.trial.key),
-    )  # fmt: skip
+    spans = [
+        Span(trial, attempt, at - origin, at - origin + attempt.seconds, last) for trial, attempt, at, last in known
+    ]
+    spans.sort(key=lambda span: (span.start, span.trial.key))
     slots: dict[int, list[Span]] = {}
     inside: list[Span] = []
     for span in spans:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from corral.plain import plain
+from corral.records import reread
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 
@@ -49,7 +49,7 @@ class _Parts:
 
 def turns(messages: Iterable[Any]) -> list[Turn]:
     """The messages as turns, in order."""
-    return [turn for message in plain(list(messages)) for turn in _turns_of(message)]
+    return [turn for message in reread(list(messages)) for turn in _turns_of(message)]
 
 
 def _turns_of(message: Any) -> list[Turn]:
@@ -130,5 +130,5 @@ def _list(value: Any) -> list[Any]:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is, other data as indented JSON."""
-    return value if isinstance(value, str) else json.dumps(plain(value), indent=2, ensure_ascii=False)
+    """Text as it is, other JSON data as indented JSON."""
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)

@@ -58,7 +58,9 @@ async def test_the_error_names_how_the_process_ended(fresh: str) -> None:
                     await respond(lease, runtime_id, code)
                 assert caught.value.exit_status == status
                 assert str(caught.value) == f"the trial process (pid {pid}, slot 0) {text} during tool python"
-                assert lease.usage()[0] > 0
+                end = lease.end_of_process()
+                assert end is not None
+                assert (end.status, end.peak_rss > 10**6) == (status, True)
         assert await serves(workers)
         assert workers.statistics().restarts == 0, "a crash of a trial process costs no worker"
 

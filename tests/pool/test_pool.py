@@ -138,9 +138,10 @@ async def test_usage_is_known_when_the_trial_process_has_ended() -> None:
         async with workers.lease() as lease:
             await python(lease, await opened(lease), "result = len(bytearray(80 * 2**20))")
             await lease.kill()
-            peak, cpu = lease.usage()
-    assert peak > 80 * 2**20
-    assert cpu > 0
+            end = lease.end_of_process()
+    assert end is not None
+    assert end.peak_rss > 80 * 2**20
+    assert end.cpu_seconds > 0
 
 
 async def test_a_workspace_is_empty_the_trials_own_and_removed() -> None:

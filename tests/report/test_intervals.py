@@ -15,7 +15,10 @@ from corral.report.metrics import pass_at_k, pass_hat_k
 
 @pytest.mark.parametrize(
     ("freedom", "level", "value"),
-    [(1, 0.975, 12.706), (2, 0.975, 4.303), (5, 0.95, 2.015), (10, 0.975, 2.228), (30, 0.995, 2.750), (120, 0.975, 1.980)],
+    [
+        (1, 0.975, 12.706), (2, 0.975, 4.303), (5, 0.95, 2.015), (10, 0.975, 2.228), (30, 0.995, 2.750),
+        (120, 0.975, 1.980),
+    ],
 )  # fmt: skip
 def test_quantiles_are_those_of_the_printed_tables(freedom: int, level: float, value: float) -> None:
     assert t_quantile(level, freedom) == pytest.approx(value, abs=5e-4)

@@ -8,12 +8,16 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from corral import CorralRunner, Environment, tool
+from corral.agents import ScriptedAgent
 from corral.errors import ConfigError, FailureKind
 from corral.report.live import LiveProgress, TerminalConsole
 from corral.report.progress import Callback, LineProgress, Progress, Silent, Tally, choose
@@ -90,6 +94,52 @@ class TestTally:
         assert tally.throughput is None
 
 
+class Seen(Silent):
+    """Lets a tool end once the display was told that it runs."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+        self.phases: list[tuple[TrialKey, str]] = []
+        self.waits: list[dict[str, int]] = []
+
+    def phase(self, key: TrialKey, phase: str) -> None:
+        self.phases.append((key, phase))
+        if phase.startswith("tool "):
+            self.told.set()
+
+    def waiting(self, counts: Mapping[str, int]) -> None:
+        self.waits.append(dict(counts))
+
+
+class Slow(Environment):
+    told: threading.Event
+
+    def get_task_prompt(self) -> str:
+        return "wait"
+
+    @tool
+    def titrate(self) -> bool:
+        """Wait until the display knows."""
+        return self.told.wait(20)
+
+    def score(self) -> float:
+        return 1.0
+
+
+def test_a_run_tells_which_tool_runs_and_which_limit_is_waited_for(tmp_path: Path) -> None:
+    seen = Seen()
+    Slow.told = seen.told
+    runner = CorralRunner(
+        {"a": Slow("a"), "b": Slow("b")},
+        agent_factory=lambda context: ScriptedAgent(lambda lab, prompt: lab.call("titrate")),
+        checkpoint_dir=tmp_path,
+    )
+    result = runner.bench(trials_per_task=2, max_concurrency=2, progress=seen)
+    assert result.average_score() == 1.0
+    assert (A0, "tool titrate (call 1)") in seen.phases
+    assert {"max_concurrency": 2} in seen.waits or {"max_concurrency_per_task": 2} in seen.waits
+
+
 class TestLines:
     def test_one_line_in_ten_seconds_and_one_at_the_end(self) -> None:
         clock, stream = Clock(), io.StringIO()
@@ -104,6 +154,19 @@ class TestLines:
             "0:10, 6.0/min, about 0:20 to go",
             "corral: 4 of 4 recorded; 1 succeeded; worker_died 1; 0:10, 18.0/min",
         ]
+
+    def test_a_patient_one_says_nothing_of_a_short_run(self) -> None:
+        clock, stream = Clock(), io.StringIO()
+        lines = LineProgress(stream, clock=clock, every=30, patient=True)
+        run_something(lines, clock)
+        lines.finished()
+        assert stream.getvalue() == ""
+        lines = LineProgress(stream, clock=clock, every=30, patient=True)
+        run_something(lines, clock)
+        clock.now += 30
+        lines.tick()
+        lines.finished()
+        assert len(stream.getvalue().splitlines()) == 2
 
     def test_a_tick_shows_a_run_that_hangs(self) -> None:
         clock, stream = Clock(), io.StringIO()

@@ -46,7 +46,7 @@ def test_a_real_run_and_its_journal_give_the_same_report(tmp_path: Path, monkeyp
 
     runner = CorralRunner(
         {name: Bench(name) for name in ("b", "a")},
-        agent_factory=lambda context: ScriptedAgent(lambda lab: 0.5, model="m"),
+        agent_factory=lambda context: ScriptedAgent(lambda lab, prompt: 0.5, model="m"),
         metrics=[Counted(), Broken()],
     )
     result = runner.bench(trials_per_task=3, k_values=[1, 3], max_concurrency=3, session_id="s", run_name="n")
@@ -55,6 +55,7 @@ def test_a_real_run_and_its_journal_give_the_same_report(tmp_path: Path, monkeyp
     session = open_session("s", checkpoint_dir=tmp_path / "benchmark_checkpoints")
     assert session.generate_report(tmp_path / "again.json").read_bytes() == written
     report = json.loads(written)
+    assert report["average_score"] == 0.5
     assert (report["model"], report["run_name"], list(report["tasks"])) == ("m", "n", ["b", "a"])
     assert report["metrics"] == {"trials": 3.0, "broken": "KeyError: 'gone'"}
     attempt = report["tasks"]["a"]["trials"][0]["attempts"][0]

@@ -55,7 +55,10 @@ def test_the_short_form_of_scripted_agents() -> None:
 
 @pytest.mark.parametrize(
     ("message", "text"),
-    [("just text", "just text"), ({"event": 1}, '{\n  "event": 1\n}'), (None, "null"), ({"role": "critic"}, '{\n  "role": "critic"\n}')],
+    [
+        ("just text", "just text"), ({"event": 1}, '{\n  "event": 1\n}'), (None, "null"),
+        ({"role": "critic"}, '{\n  "role": "critic"\n}'),
+    ],
 )  # fmt: skip
 def test_what_is_not_known_is_shown_as_it_is(message: Any, text: str) -> None:
     assert turns([message]) == [Turn("other", text)]

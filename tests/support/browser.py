@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
@@ -23,6 +24,7 @@ KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "Tab": "\ue004", "ArrowLeft": "\u
 _ARGUMENTS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--disable-breakpad", "--disable-crash-reporter",
 ]  # fmt: skip
 
 
@@ -69,8 +71,9 @@ class Browser:
         self._post("actions", actions=[{"type": "key", "id": "keyboard", "actions": strokes}])
 
     def text(self, selector: str) -> str:
-        """The text that is to be seen of an element."""
-        return str(self._client.get(f"{self._path}/element/{self.find(selector)}/text").json()["value"])
+        """The text that is to be seen of an element, with "?" for lone surrogates, which WebDriver cannot carry."""
+        visible = r"return document.querySelector(arguments[0]).innerText.replace(/\p{Surrogate}/gu, '?')"
+        return str(self.run(visible, selector))
 
     def look(self, *, width: int = 1200, height: int = 900, scheme: str = "light") -> None:
         """The size of the page's view in CSS pixels, and the colours that its user prefers."""
@@ -108,10 +111,18 @@ def browser() -> Iterator[Browser]:
             finally:
                 client.delete(f"/session/{answer['sessionId']}")
     finally:
-        driver.terminate()
-        driver.wait(10)
-        if driver.stdout is not None:
-            driver.stdout.close()
+        _end(driver)
+
+
+def _end(driver: subprocess.Popen[str]) -> None:
+    """The driver and whatever is left of its browser."""
+    left = psutil.Process(driver.pid).children(recursive=True)
+    driver.terminate()
+    driver.wait(10)
+    if driver.stdout is not None:
+        driver.stdout.close()
+    for process in psutil.wait_procs(left, timeout=5)[1]:
+        process.kill()
 
 
 def _address(driver: subprocess.Popen[str]) -> str:

@@ -22,7 +22,7 @@ class _Lab:
 
     def call(self, tool: str, **arguments: Any) -> Any:
         self._log.append({"role": "assistant", "tool": tool, "arguments": arguments})
-        result = from_thread.run(self._client.call_tool, tool, arguments)
+        result: Any = from_thread.run(self._client.call_tool, tool, arguments)
         if result.is_error:
             self._log.append({"role": "tool", "tool": tool, "error": result.content[0].text})
             raise ToolFailed(tool, result.content[0].text)

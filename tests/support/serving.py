@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-START = 20.0
+START = 40.0
 """Seconds within which a server must be ready."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,29 +55,34 @@ def _trial(task_id: str, index: int, at: float, slot: int | None, **more: Any) -
 def everything() -> BenchmarkResult:
     """A session of three tasks: successes, a zero, a surrender, a crash after a repeated one, a hang, one not run."""
     crash = "the trial process (pid 201, slot 1) was killed by signal 11 (SIGSEGV) during tool weigh"
-    worker = WorkerRef(1, 101, 201)
+    died = Attempt(1, FailureKind.WORKER_DIED, crash, "tool weigh", WorkerRef(1, 101, 201), -11, opened=0.5)
     crashes = (
-        Attempt(1, FailureKind.WORKER_DIED, crash, "tool weigh", worker, -11, output="first", started_at=START, opened=0.5, seconds=1.0),
-        Attempt(2, FailureKind.WORKER_DIED, crash, "tool weigh", worker, -11, 60_000_000, 0.5, "Traceback: x", f"Segfault soon {HOSTILE}",
-                START + 1.5, 0.5, 2.0),
+        replace(died, output="first", started_at=START, seconds=1.0),
+        replace(died, number=2, peak_rss=60_000_000, traceback="Traceback: x", output=f"Segfault soon {HOSTILE}",
+                started_at=START + 1.5, seconds=2.0),
     )  # fmt: skip
+
+    def failed(kind: FailureKind, message: str) -> dict[str, Any]:
+        return {"failure": kind, "error_message": message}
+
     lost = {"score": 0.0, "graded": False, "messages": []}
     trials = [
         _trial("salt/one", 0, 0.0, 0),
         _trial("salt/one", 1, 4.0, 0, score=0.0),
         _trial("salt/one", 2, 3.5, 1, score=0.25, state={"submitted_answer": HOSTILE}),
-        _trial("crash", 0, 0.0, 1, failure=FailureKind.WORKER_DIED, error_message=crash, attempts=crashes, **lost),
-        _trial("crash", 1, 7.0, None, failure=FailureKind.NOT_RUN, error_message="its parent failed", attempts=(), **lost),
-        _trial("crash", 2, 6.5, 1, failure=FailureKind.TRIAL_TIMEOUT, error_message="did not end within 3 s", score=0.0),
+        _trial("crash", 0, 0.0, 1, **lost, **failed(FailureKind.WORKER_DIED, crash), attempts=crashes),
+        _trial("crash", 1, 7.0, None, **lost, **failed(FailureKind.NOT_RUN, "its parent failed"), attempts=()),
+        _trial("crash", 2, 6.5, 1, score=0.0, **failed(FailureKind.TRIAL_TIMEOUT, "did not end within 3 s")),
         _trial("calm", 0, 1.0, None, surrendered=True, score=0.0, warnings=("close raised OSError",)),
         _trial("calm", 1, 1.5, None),
         _trial("calm", 2, 5.0, None),
     ]  # fmt: skip
+    slot = {"slot": 0, "pid": 100, "trials": 2, "restarts": 1, "busy_s": 7.0, "losses": [START + 3.2]}
     return BenchmarkResult.collect(
         "night", ["salt/one", "crash", "calm"], map(as_recorded, trials),
         trials_per_task=3, k_values=(1, 3), run_name="a <night>", model="demo/one", seed=5, wall_seconds=12.5,
         settings={"max_concurrency": 3}, created=NOW,
-        pool={"size": 2, "restarts": 1, "workers": [{"slot": 0, "pid": 100, "trials": 2, "restarts": 0, "busy_s": 7.0}]},
+        pool={"size": 2, "restarts": 1, "workers": [slot]},
     )  # fmt: skip
 
 

@@ -43,6 +43,11 @@ class Throttle:
         """Whether it lets fewer through than there were before the endpoint complained."""
         return self.limit < self._ceiling
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return len(self._waiting)
+
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[Turn]:
         """Wait until one more request may be made; it is made inside the block."""
@@ -99,10 +104,14 @@ def throttle_of(model: str) -> Throttle:
     return known.setdefault(model, Throttle())
 
 
-def lowered() -> dict[str, int]:
-    """The models of this event loop's run that are held back now, and how many requests at once they may have."""
+def held_back() -> dict[str, int]:
+    """The models of this run that are held back: what they may have, and how many requests wait (the progress view)."""
     try:
         known = _throttles.get()
     except LookupError:
         return {}
-    return {model: max(1, int(throttle.limit)) for model, throttle in known.items() if throttle.is_lowered}
+    return {
+        f"requests to {model} ({max(1, int(throttle.limit))} at once)": throttle.waiting
+        for model, throttle in known.items()
+        if throttle.is_lowered
+    }

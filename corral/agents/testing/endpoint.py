@@ -83,9 +83,9 @@ class ScriptedEndpoint:
         if fault is not None:
             await self._fail(request, fault, receive, send)
         else:
-            await self._serve(request, send)
+            await self._serve(request, receive, send)
 
-    async def _serve(self, request: _Request, send: Send) -> None:
+    async def _serve(self, request: _Request, receive: Any, send: Send) -> None:
         side = request.side
         if self.key is not None and request.key != self.key:
             return await self._refuse(request, send, 401, "invalid api key")
@@ -94,7 +94,12 @@ class ScriptedEndpoint:
             conversation = side.read(body)
         except (BadRequest, ValueError, KeyError, TypeError) as problem:
             return await self._refuse(request, send, 400, f"{type(problem).__name__}: {problem}")
-        turn = self.script(conversation)
+        try:
+            turn = self.script(conversation)
+        except Exception as error:
+            return await self._refuse(request, send, 500, f"the script raised {type(error).__name__}: {error}")
+        if isinstance(turn, Fault):
+            return await self._fail(request, turn, receive, send)
         usage = usage_of(body["messages"], conversation.turns, turn)
         whole = side.answer(conversation, _rendered(turn, conversation), usage, request.number)
         self.usage.update(usage.counted())

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from corral.agents.scripted import ToolFailed
+from corral.agents.testing.faults import Fault
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Conversation:
     """What the user, or a tool, said last."""
 
 
-Script = Callable[[Conversation], Turn]
+Script = Callable[[Conversation], Turn | Fault]
+"""The next turn, or how the endpoint fails instead."""
 
 
 class _Next(BaseException):
@@ -116,11 +118,11 @@ def following(policy: Callable[[Any, str], Any]) -> Script:
     return script
 
 
-def saying(*turns: Turn | str) -> Script:
+def saying(*turns: Turn | Fault | str) -> Script:
     """The script that says these turns one after the other, and the last one for ever; a text is an answer."""
-    said: Sequence[Turn] = [Turn(answer=turn) if isinstance(turn, str) else turn for turn in turns]
+    said: Sequence[Turn | Fault] = [Turn(answer=turn) if isinstance(turn, str) else turn for turn in turns]
 
-    def script(conversation: Conversation) -> Turn:
+    def script(conversation: Conversation) -> Turn | Fault:
         return said[min(conversation.turns, len(said) - 1)]
 
     return script

@@ -203,7 +203,7 @@ function distributions() {
         h("span", {}, `before that, in the queue: ${seconds(data.time.queued.mean_s)} on average`))));
 }
 
-function steps(points, length, most, x, y) {
+function steps(points, length, x, y) {
   let path = `M${x(0)},${y(0)}`, level = 0;
   for (const [at, next] of points) { path += `L${x(at)},${y(level)}L${x(at)},${y(next)}`; level = next; }
   return `${path}L${x(length)},${y(level)}`;
@@ -213,6 +213,8 @@ function timeline() {
   const line = data.timeline, section = byId("timeline");
   if (!line.lanes.length) { section.hidden = true; return; }
   const labels = 84, tall = 20, chart = 64, axis = 24;
+  const most = (points) => points.reduce((found, point) => Math.max(found, point[1]), 0);
+  const mostWait = most(line.waiting), mostRun = most(line.running);
   let zoom = 1;
   const holder = h("div.lanes", { tabIndex: 0, role: "group", ariaLabel: "Timeline; scroll with the arrow keys" });
   const level = h("span.quiet.small", {}, "1×");
@@ -221,10 +223,9 @@ function timeline() {
     const length = line.length || 1;
     const x = (at) => labels + at / length * (width - labels - 12);
     const svg = s("svg", { width, height, role: "img", "aria-label": `${line.lanes.length} lanes over ${seconds(length)}` });
-    const most = Math.max(1, ...line.waiting.map((point) => point[1]), ...line.running.map((point) => point[1]));
-    const y = (count) => chart - 6 - count / most * (chart - 18);
-    svg.append(s("path", { d: `${steps(line.waiting, length, most, x, y)}L${x(length)},${y(0)}Z`, class: "waiting" }), s("path", { d: steps(line.running, length, most, x, y), class: "running" }));
-    svg.append(s("text", { x: 4, y: 16 }, `${most} trials`), s("text", { x: 4, y: chart - 8 }, "0"));
+    const y = (most) => (count) => chart - 6 - count / Math.max(1, most) * (chart - 18);
+    svg.append(s("path", { d: `${steps(line.waiting, length, x, y(mostWait))}L${x(length)},${y(1)(0)}Z`, class: "waiting" }), s("path", { d: steps(line.running, length, x, y(mostRun)), class: "running" }));
+    svg.append(s("text", { x: 4, y: 24 }, "waiting,"), s("text", { x: 4, y: 40 }, "running"));
     const rough = length / Math.max(2, Math.min(40, (width - labels) / 110)), power = 10 ** Math.floor(Math.log10(rough));
     const tick = [1, 2, 5, 10].map((digit) => digit * power).find((size) => size >= rough);
     for (let at = 0; at <= length; at += tick) {
@@ -242,7 +243,7 @@ function timeline() {
         svg.append(bar);
         if (outcome === "failed") svg.append(s("line", { x1: x(end), x2: x(end), y1: y0, y2: y0 + tall, class: "restart" }));
       }
-      for (const [at, reason] of lane.restarts) svg.append(s("text", { x: x(at) - 5, y: y0 + 14, fill: "currentColor" }, "↻", s("title", {}, `new worker: ${reason}`)));
+      for (const at of lane.restarts) svg.append(s("text", { x: x(at) - 5, y: y0 + 15, class: "renewed" }, "↻", s("title", {}, `${lane.name} got a new worker at ${seconds(at)}`)));
     });
     holder.replaceChildren(svg);
     level.textContent = `${zoom}×`;
@@ -255,7 +256,7 @@ function timeline() {
   };
   section.append(h("h2", { id: "timeline-title" }, "Timeline"),
     h("div.tools", {}, h("button.plain", { type: "button", onclick: scale(2) }, "Zoom in"), h("button.plain", { type: "button", onclick: scale(.5) }, "Zoom out"), level), holder,
-    h("div.legend", {}, [["good", "success"], ["part", "graded, no success"], ["bad", "failed, or an attempt that was repeated"], ["wait", "opening: waiting for the place and the environment"]].map(([name, text]) => h("span", {}, h("i", { style: `background: var(--${name})` }), text)), h("span", {}, "Above: the grey area waits, the line runs")));
+    h("div.legend", {}, [["good", "success"], ["part", "graded, no success"], ["bad", "failed, or an attempt that was repeated"], ["wait", "opening: waiting for the place and the environment"]].map(([name, text]) => h("span", {}, h("i", { style: `background: var(--${name})` }), text)), line.lanes.some((lane) => lane.restarts.length) && h("span", {}, "↻ the slot got a new worker"), h("span", {}, `Above, each on its own scale: the grey area waits (up to ${mostWait}), the line runs (up to ${mostRun})`)));
   draw();
   let due = 0;
   new ResizeObserver(() => { cancelAnimationFrame(due); due = requestAnimationFrame(() => { if (Math.abs(holder.clientWidth - 2 - (holder.firstChild.width.baseVal.value / zoom)) > 8) draw(); }); }).observe(holder);

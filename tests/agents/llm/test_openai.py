@@ -52,8 +52,19 @@ def test_a_cut_reply_and_a_refusal() -> None:
     assert openai.reply({"choices": [choice]}).text == "I can't."
 
 
-@pytest.mark.parametrize("body", [{}, {"choices": []}, {"choices": [{"message": None}]}, [], "x", None, {"choices": [{}]},
-                                  {"error": {"message": "no"}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"choices": []},
+        {"choices": [{"message": None}]},
+        [],
+        "x",
+        None,
+        {"choices": [{}]},
+        {"error": {"message": "no"}},
+    ],
+)
 def test_what_is_no_completion(body: Any) -> None:
     with pytest.raises(MalformedReply, match="no chat completion"):
         openai.reply(body)

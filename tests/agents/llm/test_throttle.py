@@ -5,7 +5,7 @@ from math import inf
 import anyio
 import pytest
 
-from corral.agents.llm.throttle import Throttle, lowered, throttle_of
+from corral.agents.llm.throttle import Throttle, held_back, throttle_of
 
 pytestmark = pytest.mark.anyio
 
@@ -19,9 +19,9 @@ async def test_at_first_nothing_is_held_back() -> None:
 
 async def test_a_refusal_halves_what_was_in_flight_and_once_only() -> None:
     throttle = Throttle()
-    async with throttle.turn() as first, throttle.turn() as second, throttle.turn(), throttle.turn():
-        first.limited = second.limited = True
-    assert throttle.limit == 1.5 or throttle.limit == 2
+    async with throttle.turn() as first, throttle.turn(), throttle.turn(), throttle.turn() as last:
+        first.limited = last.limited = True  # sent at the same time: the second one tells nothing new
+    assert throttle.limit == 2
     assert throttle.is_lowered
 
 
@@ -41,20 +41,22 @@ async def test_answers_raise_it_until_it_holds_nothing_back() -> None:
 async def test_only_so_many_at_once_in_the_order_they_came() -> None:
     throttle = Throttle()
     throttle.limit = 2
-    order, peak = [], 0
+    order: list[int] = []
+    ends = [anyio.Event() for _ in range(6)]
 
     async def request(number: int) -> None:
-        nonlocal peak
         async with throttle.turn():
-            peak = max(peak, throttle.in_flight)
             order.append(number)
-            await anyio.lowlevel.checkpoint()
+            await ends[number].wait()
 
     async with anyio.create_task_group() as tasks:
         for number in range(6):
             tasks.start_soon(request, number)
             await anyio.wait_all_tasks_blocked()
-    assert (order, peak) == ([0, 1, 2, 3, 4, 5], 2)
+        for number in range(6):
+            assert order == list(range(min(6, number + 2)))
+            ends[number].set()
+            await anyio.wait_all_tasks_blocked()
 
 
 async def test_a_cancelled_waiter_passes_its_turn_on() -> None:
@@ -83,7 +85,7 @@ async def test_a_cancelled_waiter_passes_its_turn_on() -> None:
 async def test_one_for_each_model_of_a_run_and_the_view_of_those_that_are_held_back() -> None:
     assert throttle_of("a/x") is throttle_of("a/x")
     assert throttle_of("a/x") is not throttle_of("b/y")
-    assert lowered() == {}
+    assert held_back() == {}
     async with throttle_of("a/x").turn(), throttle_of("a/x").turn() as turn:
         turn.limited = True
-    assert lowered() == {"a/x": 1}
+    assert held_back() == {"requests to a/x (1 at once)": 0}
