@@ -7,12 +7,15 @@ agent     ── Crew ───────┘
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterable
+from datetime import datetime
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import anyio
@@ -20,6 +23,7 @@ import anyio
 from corral.connection import connect, source_of
 from corral.crew import AgentFactory, Crew
 from corral.errors import ConfigError
+from corral.journal import new_session_id
 from corral.plan import make_plan
 from corral.pool.entry import refuse_in_worker
 from corral.report.progress import Progress, choose
@@ -28,6 +32,8 @@ from corral.session import Session
 from corral.settings import RunSettings, check_settings
 from corral.types import ConcurrencyConfig
 from corral.unwrap import unwrapped
+
+_log = logging.getLogger(__name__)
 
 
 class CorralRunner:
@@ -89,7 +95,17 @@ class CorralRunner:
         refuse_in_worker("a run was")
         if _in_event_loop():
             raise RuntimeError("bench() was called in a running event loop: use `await runner.abench(...)` there")
-        return anyio.run(partial(self.abench, **arguments))
+        if session_id is None:  # drawn here already, to be told if the run is stopped
+            arguments["session_id"] = session_id = new_session_id(datetime.now().astimezone(), SystemRandom())
+        try:
+            return anyio.run(partial(self.abench, **arguments))
+        except KeyboardInterrupt:
+            _log.warning(
+                "session %r was stopped; what was finished is kept: the same call with session_id=%r goes on",
+                session_id,
+                session_id,
+            )
+            raise
 
     async def abench(
         self,

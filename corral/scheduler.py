@@ -13,8 +13,9 @@ Assumption: ``run_trial`` gives a result whatever happens to the trial; what it 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -66,7 +67,7 @@ _LIMITS = {
 """The planner's resources in the words of those who set them."""
 
 RunTrial = Callable[[Job, Callable[[], None]], Awaitable[TaskTrialResult]]
-SkipTrial = Callable[[Job, Unreachable], Awaitable[None]]
+SkipTrial = Callable[[Job, Unreachable], Coroutine[Any, Any, None]]
 CloseEpisode = Callable[[Episode], Awaitable[None]]
 
 

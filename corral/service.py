@@ -278,11 +278,12 @@ class TrialService:
 
     async def _perform_within_limit(self, trial: OpenTrial, action: Action, arguments: tuple[Any, ...]) -> Any:
         seconds = self._limit_of(action)
+        what = f"{trial.phase} of {trial.task_id}#{trial.trial_index}"
         if seconds is None:
-            return await trial.host.perform(trial.runtime_id, action, arguments, trial.phase)
+            return await trial.host.perform(trial.runtime_id, action, arguments, what)
         try:
             with anyio.fail_after(seconds):
-                return await trial.host.perform(trial.runtime_id, action, arguments, trial.phase)
+                return await trial.host.perform(trial.runtime_id, action, arguments, what)
         except TimeoutError:
             await trial.host.kill()
             raise self._too_slow(action, trial, seconds) from None

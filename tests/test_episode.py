@@ -136,7 +136,7 @@ def test_linear_in_tasks_and_dependencies(shape: str, succeeded: bool) -> None:
 def lines_run(shape: str, size: int, succeeded: bool) -> int:
     """Lines of Episode that are run until an episode of that many tasks is over."""
     inner = [str(i) for i in range(1, size - 1)]
-    graphs = {
+    graphs: dict[str, dict[str, tuple[str, ...]]] = {
         "chain": {str(i): (str(i - 1),) if i else () for i in range(size)},
         "fan out": {"0": (), **dict.fromkeys(inner, ("0",)), "end": ("0",)},
         "fan in": {"0": (), **dict.fromkeys(inner, ()), "end": ("0", *inner)},

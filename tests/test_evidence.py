@@ -96,7 +96,7 @@ def test_a_worker_lost_between_two_calls_costs_an_attempt_of_the_trial_and_is_no
     tmp_path: Path,
 ) -> None:
     """The agent thinks while the worker, the process's parent, is killed: the next call says what happened."""
-    killed = []
+    killed: list[int] = []
 
     def policy(lab: Any, prompt: str) -> Any:
         pid = lab.call("python", code="import os; result = os.getppid()")

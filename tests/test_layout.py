@@ -48,7 +48,7 @@ IMPURE = {
 }  # fmt: skip
 """What pure modules do not import."""
 
-WORKER_SIDE = {"pool.guards", "pool.host", "pool.link", "pool.trial_process"}
+WORKER_SIDE = {"pool.guards", "pool.host", "pool.link", "pool.traces", "pool.trial_process"}
 WORKER_MAY = {
     "catalogue", "data", "environment", "errors", "guide", "jobs", "pool.wire", "process_state", "recipe", "runtime",
     "schema", "source", "tasks", "threads", "tools", "types",

@@ -449,10 +449,10 @@ def test_an_application_whose_lifespan_was_not_entered() -> None:
 
 
 def test_a_trial_that_nobody_uses_is_closed() -> None:
-    with serving(f"{ENVS}:processes", "--pool-size", "1", "--idle-timeout", "0.6") as server:
+    with serving(f"{ENVS}:processes", "--pool-size", "1", "--idle-timeout", "0.4") as server:
         with httpx.Client(base_url=server.url, timeout=20) as http:
             forgotten = trial(http, "a")
-            assert run(http, f"/trials/{forgotten}", "import time; time.sleep(1.5); result = 1").json()["result"] == 1
+            assert run(http, f"/trials/{forgotten}", "import time; time.sleep(0.9); result = 1").json()["result"] == 1
             began = time.monotonic()
             trial(http, "b", episode_id="left")  # waits for the only slot
             assert time.monotonic() - began < 5

@@ -6,13 +6,20 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
 import pytest
 
-from corral import AsyncCorralRouter
+from corral import AsyncCorralRouter, CorralRouter, CorralRunner
+from corral.agents import ScriptedAgent
+from corral.envs.wetlab import build_envs
+from corral.envs.wetlab.agents import expert
+from corral.report.files import stable_bytes
+from tests.support.mcp_agents import McpScriptedAgent
 from tests.support.serving import ROOT, serving
 
 ENVS = "tests.support.server_envs"
@@ -62,6 +69,26 @@ def test_two_hundred_clients_on_eight_slots() -> None:
         assert server.stop() == 0
     assert sorted(results) == [(n, [n, n], n / 1000) for n in range(180)]
     assert 8 <= len(idle) <= 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_wetlab_gives_the_same_report_every_way(tmp_path: Path) -> None:
+    half = [task for task in build_envs() if not task.endswith(("-2", "-3")) or "chain" in task]
+
+    def bench(name: str, interface: Any, agent: Any = ScriptedAgent, backend: str = "asyncio", **options: Any) -> bytes:
+        runner = CorralRunner(interface, agent_factory=lambda context: agent(expert), checkpoint_dir=tmp_path / name)
+        run = partial(runner.abench, session_id="s", seed=1, max_concurrency=4, task_ids=half, **options)
+        return stable_bytes(anyio.run(run, backend=backend))
+
+    expected = bench("local", build_envs, worker_pool=4)
+    with serving("corral.envs.wetlab:build_envs", "--pool-size", "4") as server, CorralRouter(server.url) as router:
+        own = AsyncCorralRouter(server.url)
+        assert bench("sync", router) == expected
+        assert bench("asyncio", own) == expected
+        assert bench("trio", own, backend="trio") == expected
+        assert bench("mcp", own, McpScriptedAgent) == expected
+        assert server.stop() == 0
 
 
 SOUND = (

@@ -195,6 +195,7 @@ def test_sigterm_waits_no_longer_than_it_may(tmp_path: Path) -> None:
         assert not alive(everyone)
 
 
+@pytest.mark.slow
 def test_an_open_stream_does_not_hold_it() -> None:
     with serving(f"{ENVS}:threads") as server:
         host, port = server.url.removeprefix("http://").split(":")

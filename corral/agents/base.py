@@ -53,7 +53,7 @@ class BaseAgent:
         model: str | None = None,
         *,
         max_iterations: int = 25,
-        temperature: float = 0.0,
+        temperature: float | None = 0.0,
         system_prompt: str | None = None,
         hooks: Mapping[str, Hook] | None = None,
         **llm_options: Any,

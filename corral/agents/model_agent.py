@@ -67,7 +67,9 @@ class ModelAgent(BaseAgent):
         result_limit: int = RESULT_LIMIT,
         **llm_options: Any,
     ) -> None:
-        super().__init__(model, max_iterations=max_iterations, system_prompt=system_prompt, hooks=hooks, **llm_options)
+        super().__init__(
+            model, max_iterations=max_iterations, temperature=temperature, system_prompt=system_prompt, hooks=hooks
+        )
         self.endpoint = resolve(model, api_base=api_base, api_key=api_key)
         self.llm_options = {"temperature": temperature, **llm_options}
         self.timeout = check_seconds(timeout, "timeout") or TIMEOUT

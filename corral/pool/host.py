@@ -110,6 +110,8 @@ class Host:
         self._environments: Mapping[str, Environment] | None = None
         self._child: _Child | None = None
         self._spare: _Spare | None = None
+        self._helpers: set[int] = set()
+        """Processes that loading the environments started: trials need them."""
 
     def run(self) -> None:
         """Load, then serve until the supervisor finishes or is gone."""
@@ -141,7 +143,9 @@ class Host:
 
     def _load_here(self, request: Load) -> Loaded:
         before = guards.open_resources()
+        children = guards.child_pids()
         environments = load(pickle.loads(request.builder))
+        self._helpers |= guards.child_pids() - children
         catalogue = describe(environments)
         opened = set(guards.open_resources().items()) - set(before.items())
         notes = tuple(
@@ -234,9 +238,11 @@ class Host:
             if self._spare is not None:
                 self._spare.link.close()
             guards.reopen_streams()
-            environments = self._environments
+            environments, load_of = self._environments, self._load
             assert environments is not None
-            trial_process.run(Link.connect(ticket), environments, Path(self._spec.work_root))
+            assert load_of is not None
+            server = trial_process.TrialServer(environments, Path(self._spec.work_root), reused=load_of.reused)
+            trial_process.run(Link.connect(ticket), server)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -294,7 +300,7 @@ class Host:
         os.close(child.watch)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)  # what it started and left in its group
-        guards.end_children({self._spare.process.pid} if self._spare else set())
+        guards.end_children(self._helpers | ({self._spare.process.pid} if self._spare else set()))
         self._clear_workspaces()
         self._link.send(
             ProcessEnded(

@@ -62,7 +62,7 @@ class Lease:
         self._prepared, process = False, self._living()
         self.slot.trials += 1
         self.slot.trials_of_worker += 1
-        opened = await process.request(Open(spec), f"set-up of {spec.task_id!r}")
+        opened = await process.request(Open(spec), f"set-up of {spec.task_id}#{spec.trial_index}")
         assert isinstance(opened, Opened)
         return opened
 

@@ -103,7 +103,7 @@ class WorkerPool:
         self.warnings: tuple[str, ...] = ()
         self.fresh = self.config.fresh
         self._what = f"building the environments ({describe_builder(build_envs)})"
-        self._load = Load(_pickle(build_envs), self.config.fresh)
+        self._load = Load(_pickle(build_envs), self.config.fresh, reused=self.config.reuse == "worker")
         self._slots = Slots()
         self._closing = False
 

@@ -19,6 +19,7 @@ from corral.environment import Environment
 from corral.errors import ConfigError, ErrorRecord, NotFound, ProtocolError, SerializationError, ToolError, TrialError
 from corral.pool import guards
 from corral.pool.link import Link
+from corral.pool.traces import Traces
 from corral.pool.wire import (
     Close,
     Closed,
@@ -44,8 +45,12 @@ EXIT_BROKEN = 70
 class TrialServer:
     """Answers requests about the trials of one lease, one at a time."""
 
-    def __init__(self, environments: Mapping[str, Environment], work_root: Path) -> None:
+    def __init__(self, environments: Mapping[str, Environment], work_root: Path, *, reused: bool) -> None:
+        """``reused``: whether trials of other leases follow in this process."""
         self._environments = environments
+        self._packages = {type(environment).__module__.partition(".")[0] for environment in environments.values()}
+        self._reused = reused
+        self._traces: dict[str, Traces] = {}
         self._work_root = work_root
         self._runtimes: dict[str, TrialRuntime] = {}
         self._used_before: dict[str, float] = {}
@@ -69,6 +74,8 @@ class TrialServer:
         match request:
             case Open(spec):
                 self._used_before[spec.runtime_id] = used_so_far()[1]
+                if self._reused:
+                    self._traces[spec.runtime_id] = Traces(self._packages - {"corral"})
                 runtime = TrialRuntime(self._environments[spec.task_id], spec, self._work_root, own_process=True)
                 self._runtimes[spec.runtime_id] = runtime
                 return Opened(str(runtime.workspace))
@@ -77,6 +84,8 @@ class TrialServer:
             case Close(runtime_id):
                 warnings = self._find(runtime_id).close()
                 del self._runtimes[runtime_id]
+                if (traces := self._traces.pop(runtime_id, None)) and (left := traces.left_since()):
+                    warnings = [*warnings, left]
                 peak, seconds = used_so_far()
                 return Closed(tuple(warnings), peak, seconds - self._used_before.pop(runtime_id))
             case _:
@@ -115,11 +124,11 @@ def serve(link: Link, server: TrialServer) -> None:
     server.close()
 
 
-def run(link: Link, environments: Mapping[str, Environment], work_root: Path) -> NoReturn:
+def run(link: Link, server: TrialServer) -> NoReturn:
     """Serve one lease and end the process, never returning to what the process was before."""
     status = EXIT_BROKEN
     try:
-        serve(link, TrialServer(environments, work_root))
+        serve(link, server)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -136,14 +145,14 @@ def spare_main(descriptor: int, parent: int, work_root: str) -> NoReturn:
     guards.reopen_streams()
     control = Link(socket.socket(fileno=descriptor))
     match control.receive():
-        case Load(builder):
+        case Load(builder, _, reused):
             environments = _load_spare(control, builder)
         case _:
             os._exit(EXIT_BROKEN)
     match control.receive():
         case StartProcess(ticket):
             control.close()
-            run(Link.connect(ticket), environments, Path(work_root))
+            run(Link.connect(ticket), TrialServer(environments, Path(work_root), reused=reused))
         case _:
             os._exit(0)
 

@@ -95,6 +95,8 @@ class Load:
 
     builder: bytes
     fresh: FreshMode
+    reused: bool = False
+    """Whether one process serves many leases: then it says what each trial leaves behind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,8 @@ _VARYING = (
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 """In the ``repr`` that Python gives an object."""
 
+_LEFT_BEHIND = "left behind in its process"
+
 Rewrite: TypeAlias = Callable[[str], str]
 
 
@@ -229,6 +231,8 @@ def _stable_trial(trial: Mapping[str, Any], rewrite: Rewrite) -> dict[str, Any]:
         if last.get("failure") != "worker_died":  # else it is of how the trial was run: in-process there is none
             last.pop("exit_status", None)
         kept["attempts"] = [last | {"message": _without_numbers(last.get("message"))}]
+    if isinstance(kept.get("warnings"), list):  # what a reused process keeps, none that is fresh does
+        kept["warnings"] = [text for text in kept["warnings"] if not str(text).startswith(_LEFT_BEHIND)]
     for place in ("error_message", "warnings"):
         if place in kept:
             kept[place] = _without_numbers(kept[place])

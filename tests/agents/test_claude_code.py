@@ -170,8 +170,12 @@ async def test_an_mcp_address_that_somebody_else_serves() -> None:
 
 async def test_the_tools_of_a_trial_on_an_environment_server(tmp_path: Path) -> None:
     """The trial lives in another process; the program reaches its tools at the server's own MCP address."""
+
+    def policy(lab: Any, prompt: str) -> str:  # a structured result is an object, as MCP wants it
+        return str(sum(lab.call("weigh", body=body)["result"] for body in "abc"))
+
     token = "a-token-of-the-server"
-    endpoint = ScriptedEndpoint(following(weigher))
+    endpoint = ScriptedEndpoint(following(policy))
     environment = {**os.environ, "CORRAL_TOKEN": token}
     with endpoint.serving() as url, server("tests.support.agent_envs:build", env=environment) as served:
         async with AsyncCorralRouter(served.url, token=token) as router:

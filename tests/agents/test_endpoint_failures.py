@@ -21,6 +21,7 @@ from corral.errors import ConfigError
 from corral.report.progress import Silent
 from tests.support import chains
 from tests.support.agent_envs import build_many, only_trial, run, weigher
+from tests.support.endpoints import serving
 from tests.support.raw_http import free_port
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +43,7 @@ async def test_a_cut_off_after_some_steps_is_no_loss_of_the_agent(status: int, t
             return Fault(status=status, message="account empty")
         return following(weigher)(conversation)
 
-    with ScriptedEndpoint(script).serving() as url:
+    with serving(ScriptedEndpoint(script)) as url:
         result = await run(tmp_path, lambda _: _agent(url), interface=build_many(20), max_concurrency=4)
     coverage = result.coverage
     assert (coverage.planned, coverage.graded, coverage.not_graded) == (20, 15, {"infrastructure": 5})
@@ -57,7 +58,7 @@ async def test_an_endpoint_that_is_down_is_told_from_an_empty_answer(tmp_path: P
     """O09."""
     down = await only_trial(tmp_path / "down", lambda _: _agent(f"http://127.0.0.1:{free_port()}"))
     assert (down.graded, down.failure) == (False, "infrastructure")
-    with ScriptedEndpoint(saying("")).serving() as url:
+    with serving(ScriptedEndpoint(saying(""))) as url:
         silent = await only_trial(tmp_path / "silent", lambda _: _agent(url))
     assert (silent.graded, silent.failure, silent.score) == (True, None, 0.0)
 
@@ -75,7 +76,7 @@ async def test_an_endpoint_that_is_down_is_told_from_an_empty_answer(tmp_path: P
 @pytest.mark.parametrize("kind_of_agent", [ToolCallingAgent, ReActAgent])
 async def test_each_failure_by_its_kind(fault: Fault, kind: str, kind_of_agent: Any, tmp_path: Path) -> None:
     endpoint = ScriptedEndpoint(saying("42"), faults=Faults(always=fault))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         options = {"api_base": f"{url}/v1", "api_key": "k", "backoff": NO_PATIENCE, "timeout": 0.3}
         trial = await only_trial(tmp_path, lambda _: kind_of_agent("anthropic/m", **options), retries=1)
     assert (trial.failure, trial.graded, trial.score) == (kind, False, 0.0)
@@ -84,7 +85,7 @@ async def test_each_failure_by_its_kind(fault: Fault, kind: str, kind_of_agent: 
 
 async def test_the_second_attempt_may_succeed(tmp_path: Path) -> None:
     endpoint = ScriptedEndpoint(following(weigher), faults=Faults(at={2: Fault(status=503)}))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         trial = await only_trial(tmp_path, lambda _: _agent(url), retries=1)
     assert (trial.score, trial.failure, len(trial.attempts)) == (1.0, None, 2)
     assert trial.token_usage["requests"] == 4
@@ -93,7 +94,7 @@ async def test_the_second_attempt_may_succeed(tmp_path: Path) -> None:
 async def test_a_wrong_key_fails_every_trial_and_the_summary_says_why(tmp_path: Path) -> None:
     """O10."""
     endpoint = ScriptedEndpoint(saying("42"), key="right")
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         result = await run(tmp_path, lambda _: _agent(url, api_key="wrong"), interface=build_many(3))
     assert (result.coverage.graded, result.coverage.not_graded) == (0, {"infrastructure": 3})
     assert not result.coverage.complete
@@ -110,7 +111,7 @@ async def test_a_missing_key_starts_nothing(tmp_path: Path, monkeypatch: pytest.
 
 async def test_a_trial_limit_ends_a_wait_for_the_endpoint(tmp_path: Path) -> None:
     endpoint = ScriptedEndpoint(saying("42"), faults=Faults(always=Fault(status=429, retry_after=30)))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         trial = await only_trial(tmp_path, lambda _: _agent(url, backoff=Backoff()), trial_timeout=0.5)
     assert (trial.failure, trial.duration < 5) == ("trial_timeout", True)
 
@@ -130,7 +131,7 @@ async def test_an_agent_that_calls_an_agent_holds_nothing_that_it_waits_for(tmp_
     """M01: one trial of the model at a time, and its requests held back by a 429."""
     endpoint = ScriptedEndpoint(following(chains.solve), faults=Faults(at={1: Fault(status=429)}))
     limits = ConcurrencyConfig(global_trials=4, per_task=4, per_model={"openai/m": 1})
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         result = await run(
             tmp_path, lambda _: Asker(url), interface=chains.build_diamond("thread"), trials_per_task=3,
             concurrency=limits,
@@ -150,7 +151,7 @@ async def test_forty_trials_through_an_endpoint_that_stumbles(tmp_path: Path) ->
     kinds = (Fault(status=429, retry_after=0.2), Fault(status=500))
     endpoint = ScriptedEndpoint(following(weigher), faults=Faults(rate=0.1, kinds=kinds, seed=5))
     patience = Backoff(retries=6, first=0.05)
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         result = await run(
             tmp_path, lambda _: _agent(url, backoff=patience), interface=build_many(40), max_concurrency=8
         )
@@ -179,7 +180,7 @@ async def test_a_model_that_is_held_back_shows_in_the_progress_and_comes_back(tm
         following(weigher), faults=Faults(at={n: Fault(status=429, retry_after=1.2) for n in range(4)})
     )
     watcher = Watcher()
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         result = await run(
             tmp_path, lambda _: _agent(url, adaptive=True, backoff=Backoff(first=0.01)), interface=build_many(4),
             max_concurrency=4, progress=watcher,

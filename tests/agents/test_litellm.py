@@ -12,6 +12,7 @@ from corral.agents import ToolCallingAgent
 from corral.agents.llm.backoff import Backoff
 from corral.agents.testing import Fault, Faults, ScriptedEndpoint, following
 from tests.support.agent_envs import only_trial, weigher
+from tests.support.endpoints import serving
 
 pytest.importorskip("litellm")
 pytestmark = [
@@ -30,7 +31,7 @@ def _agent(url: str, **options: Any) -> ToolCallingAgent:
 
 async def test_it_solves_a_task_and_reports_what_the_endpoint_counted(tmp_path: Path) -> None:
     endpoint = ScriptedEndpoint(following(weigher))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         trial = await only_trial(tmp_path, lambda _: _agent(url, prices=True))
     assert trial.score == 1.0
     assert {name: trial.token_usage[name] for name in endpoint.usage} == endpoint.usage
@@ -40,7 +41,7 @@ async def test_it_solves_a_task_and_reports_what_the_endpoint_counted(tmp_path: 
 async def test_retry_after_is_waited_out_and_nothing_else_retries(tmp_path: Path) -> None:
     faults = Faults(at={0: Fault(status=429, retry_after=0.4), 2: Fault(status=500)})
     endpoint = ScriptedEndpoint(following(weigher), faults=faults)
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         trial = await only_trial(tmp_path, lambda _: _agent(url))
     assert (trial.score, [one.status for one in endpoint.served]) == (1.0, [429, 200, 500, 200, 200, 200])
     assert endpoint.served[1].at - endpoint.served[0].at >= 0.4
@@ -54,7 +55,7 @@ async def test_retry_after_is_waited_out_and_nothing_else_retries(tmp_path: Path
 )  # fmt: skip
 async def test_failures_by_their_kind(fault: Fault, kind: str, requests: int, tmp_path: Path) -> None:
     endpoint = ScriptedEndpoint(following(weigher), faults=Faults(always=fault))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         trial = await only_trial(tmp_path, lambda _: _agent(url))
     assert (trial.failure, trial.graded, len(endpoint.served)) == (kind, False, requests)
 

@@ -9,6 +9,7 @@ import pytest
 from corral.agents import ReActAgent
 from corral.agents.testing import Fault, Faults, Script, ScriptedEndpoint, Turn, following, saying
 from tests.support.agent_envs import only_trial, weigher
+from tests.support.endpoints import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +25,7 @@ def solve(tmp_path: Path) -> Callable[..., Any]:
         def make(context: Any) -> ReActAgent:
             return ReActAgent(f"{provider}/m", api_base=f"{url}/v1", api_key="k", **options)
 
-        with endpoint.serving() as url:
+        with serving(endpoint) as url:
             return await only_trial(tmp_path, make, **(bench or {})), endpoint
 
     return run

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 
 from corral.agents import ReActAgent
+from corral.agents.llm.client import ChatClient
+from corral.agents.llm.endpoints import resolve
+from corral.agents.llm.errors import ContextExceeded
+from corral.agents.llm.messages import Message
 from corral.environment import Environment
 from corral.tools import tool
 from tests.support.agent_envs import only_trial
@@ -66,6 +70,7 @@ def model() -> Iterator[str]:
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
     parameters.n_ctx, parameters.n_parallel, parameters.verbosity = 4096, 1, 0
+    parameters.use_jinja = True
     parameters.cpuparams.n_threads = 2
     server = xllamacpp.Server(parameters)
     yield f"{server.listening_address}/v1"
@@ -85,3 +90,24 @@ async def test_it_drives_a_whole_trial(model: str, tmp_path: Path) -> None:
     assert (first["tool"], first["success"]) == ("add", True)
     assert trial.token_usage["output_tokens"] > 0
     assert trial.token_usage["requests"] == sum(message["role"] == "assistant" for message in trial.messages)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+async def test_a_server_that_is_not_ours_takes_either_protocol(model: str, provider: str) -> None:
+    """llama.cpp speaks both; calls and their results go back to it."""
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    said: list[Message] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Add 1."},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c", "name": "add", "content": "1"},
+    ]
+    endpoint = resolve(f"{provider}/smollm2", api_base=model, api_key="any")
+    async with ChatClient(endpoint, options={"max_tokens": 8}, timeout=120) as client:
+        reply = await client.complete(said, [tool])
+        assert reply.usage["output_tokens"] > 0
+        assert reply.usage["input_tokens"] > 10
+        with pytest.raises(ContextExceeded):
+            await client.complete([{"role": "user", "content": "word " * 6000}])

@@ -11,6 +11,7 @@ from corral.agents.llm.backoff import Backoff
 from corral.agents.testing import Call, Conversation, Fault, Faults, Script, ScriptedEndpoint, Turn, following, saying
 from corral.errors import ConfigError
 from tests.support.agent_envs import only_trial, weigher, weigher_at_once
+from tests.support.endpoints import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +31,7 @@ def solve(tmp_path: Path) -> Callable[..., Any]:
                 f"{provider}/m", **{"api_base": f"{url}/v1", "api_key": "k", "backoff": QUICK, **options}
             )
 
-        with endpoint.serving() as url:
+        with serving(endpoint) as url:
             return await only_trial(tmp_path, make, **(bench or {})), endpoint
 
     return run

@@ -104,6 +104,24 @@ async def test_a_builder_that_fails_at_first_is_tried_again(tmp_path: Path) -> N
     assert len(list(tmp_path.iterdir())) == 2
 
 
+async def test_workers_that_somebody_kills_while_they_start_are_started_until_one_gets_through(tmp_path: Path) -> None:
+    """The first one loads, so the builder works; that the next ones die, again and again, is no fault of its."""
+
+    def build() -> Any:
+        import os
+        import signal
+
+        (tmp_path / str(os.getpid())).touch()
+        if 1 < len(list(tmp_path.iterdir())) <= 1 + 2 * MAX_STARTS:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return pool_envs.build()
+
+    async with pool(build, max_trials_per_worker=1) as workers:
+        with anyio.fail_after(40):
+            assert [await once(workers, "result = 1") for _ in range(2)] == [1, 1]
+    assert len(list(tmp_path.iterdir())) >= 2 + 2 * MAX_STARTS
+
+
 async def test_later_workers_that_cannot_start_leave_the_others_serving(tmp_path: Path) -> None:
     """The first one loads; every further one fails: the pool goes on with what it has."""
 

@@ -170,7 +170,7 @@ async def test_death_while_the_trial_is_opened(monkeypatch: pytest.MonkeyPatch) 
 
     supervisor = os.getpid()
     async with pool(build, fresh="fork") as workers, workers.lease() as lease:
-        with pytest.raises(WorkerDied, match="exit code 5 during set-up of 'a'"):
+        with pytest.raises(WorkerDied, match="exit code 5 during set-up of a#0"):
             await opened(lease)
 
 
@@ -403,6 +403,17 @@ async def test_a_stopped_worker_does_not_hold_up_the_end(monkeypatch: pytest.Mon
         began = time.monotonic()
     assert time.monotonic() - began < 5
     assert not lives(pid)
+
+
+async def test_a_stopped_worker_is_replaced_and_no_trial_is_charged(fresh: str) -> None:
+    """Though it is neither dead nor late by its own limit, which is a minute."""
+    async with pool(fresh=fresh) as workers:
+        pid = workers.statistics().workers[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        assert await serves(workers)
+        assert workers.statistics().workers[0].pid != pid
+        assert not lives(pid)
 
 
 async def test_a_stopped_worker_is_killed_when_a_deadline_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:

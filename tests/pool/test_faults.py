@@ -41,7 +41,9 @@ class Range:
             reuse="worker" if self.phase == "between leases" else "trial",
         )  # fmt: skip
         runner = CorralRunner(faults.build, agent_factory=self.agent, checkpoint_dir=self.folder / "sessions")
-        limits = {name: LIMITS[name] for name in ("tool_timeout", "trial_timeout", "setup_timeout", "close_timeout")}
+        limits: dict[str, Any] = {
+            name: LIMITS[name] for name in ("tool_timeout", "trial_timeout", "setup_timeout", "close_timeout")
+        }
         progress = self.let_strike if self.phase == "between leases" else False
         return runner.bench(task_ids=chosen, worker_pool=pool, retries=0, progress=progress, **limits)
 
@@ -126,12 +128,12 @@ def test_every_fault_in(phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("phase", "wanted"),
     [
         ("load", ["os._exit(9)", "raises what cannot be rebuilt"]),
-        ("fork", ["SIGSEGV", "closes all descriptors"]),
+        ("fork", ["SIGSEGV", "raises"]),
         ("set-up", ["hangs and holds the GIL", "SIGKILL"]),
         ("tool", ["raises what cannot be rebuilt", "SIGSTOP", "fills the memory", "closes all descriptors"]),
         ("scoring", ["a result that cannot be sent", "SIGSEGV"]),
         ("close", ["hangs in Python", "os._exit(9)", "leaves a grandchild"]),
-        ("between leases", ["SIGKILL", "SIGSTOP"]),
+        ("between leases", ["SIGKILL", "fills the memory"]),
     ],
 )
 def test_some_faults_in(phase: str, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

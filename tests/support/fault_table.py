@@ -72,9 +72,9 @@ every one of these faults strike in every place. `tests/support/fault_table.py` 
 
 | word | meaning |
 | --- | --- |
-| `env_start`, `tool`, ... | the trial's `failure` ([failures](failures.md)); `worker_died` with the exit code, or minus the signal |
+| `env_start`, ... | the trial's `failure` ([failures](failures.md)); `worker_died` with exit code, or minus signal |
 | graded | nothing happened to the trial; "a failed call": its agent was told; "a warning": its record says so |
-| started again | no trial is charged: the slot's worker is started once more. A pool whose first worker cannot be started at all ends the run with an `EnvStartError` |
+| started again | no trial is charged: the slot's worker is started once more |
 | a new process | no trial is charged: the next one gets a new process (`reuse="worker"`) |
 
 | place | what runs there | its limit |
@@ -88,6 +88,8 @@ every one of these faults strike in every place. `tests/support/fault_table.py` 
 | scoring | `score` | `trial_timeout` |
 | close | `close` | `close_timeout` |
 | between leases | a thread that a trial left behind, with `reuse="worker"` | 5 s |
+
+A pool whose first worker cannot be started, however often, ends the run with an `EnvStartError` before any trial.
 
 A main script that writes to descriptor 1 other than by `print`, or more than a pipe holds to descriptor 2, while a
 worker imports it, spoils that start: put what prints so under `if __name__ == "__main__":` or into the builder.

@@ -192,8 +192,7 @@ def build() -> dict[str, Environment]:
 
 def task_ids() -> list[str]:
     """In the order in which they are to run."""
-    pairs = [[f"{number:02}-before", f"{number:02}-struck"] for number in range(len(FAULTS))]
-    return [*sum(pairs, []), "99-after"]
+    return [*(f"{number:02}-{role}" for number in range(len(FAULTS)) for role in ("before", "struck")), "99-after"]
 
 
 def _task(name: str) -> TaskDefinition:

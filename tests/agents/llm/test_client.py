@@ -15,6 +15,7 @@ from corral.agents.llm.messages import Message
 from corral.agents.llm.throttle import Throttle
 from corral.agents.testing import Call, Fault, Faults, ScriptedEndpoint, Turn, saying
 from corral.errors import AgentError, InfrastructureError
+from tests.support.endpoints import serving
 from tests.support.raw_http import TRICKLE, RawServer, free_port
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +33,7 @@ def _client(url: str, provider: str = "openai", **more: Any) -> ChatClient:
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 async def test_a_reply(provider: str) -> None:
     endpoint = ScriptedEndpoint(saying(Turn("hello", (Call("look", {"at": "sky"}),))), key="k")
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url, provider, options={"top_p": 0.5}, headers={"x-mine": "1"}) as client:
             reply = await client.complete(SAID, [LOOK])
     assert (reply.text, [(call.name, call.arguments) for call in reply.calls]) == ("hello", [("look", {"at": "sky"})])
@@ -45,7 +46,7 @@ async def test_a_reply(provider: str) -> None:
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503, 529])
 async def test_a_passing_failure_is_overcome(status: int) -> None:
     endpoint = ScriptedEndpoint(saying("x"), faults=Faults(at={0: Fault(status=status), 1: Fault(status=status)}))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url) as client:
             await client.complete(SAID)
             assert client.retried == 2
@@ -55,7 +56,7 @@ async def test_a_passing_failure_is_overcome(status: int) -> None:
 @pytest.mark.parametrize("kind", ["cut", "garbage"])
 async def test_a_broken_answer_is_asked_for_again(kind: Any) -> None:
     endpoint = ScriptedEndpoint(saying("x"), faults=Faults(at={0: Fault(kind)}))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url) as client:
             await client.complete(SAID)
     assert len(endpoint.served) == 2
@@ -63,7 +64,7 @@ async def test_a_broken_answer_is_asked_for_again(kind: Any) -> None:
 
 async def test_retry_after_is_waited_out() -> None:
     endpoint = ScriptedEndpoint(saying("x"), faults=Faults(at={0: Fault(status=429, retry_after=0.4)}))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url) as client:
             await client.complete(SAID)
     first, second = endpoint.served
@@ -72,7 +73,7 @@ async def test_retry_after_is_waited_out() -> None:
 
 async def test_a_failure_that_stays_is_the_endpoints_with_its_own_words() -> None:
     endpoint = ScriptedEndpoint(saying("x"), faults=Faults(always=Fault(status=429, message="slow down")))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url) as client:
             with pytest.raises(EndpointError, match=r"openai/m answered HTTP 429 4 times.*slow down") as caught:
                 await client.complete(SAID)
@@ -84,7 +85,7 @@ async def test_a_failure_that_stays_is_the_endpoints_with_its_own_words() -> Non
 @pytest.mark.parametrize("status", [401, 402, 403])
 async def test_key_and_account_are_the_infrastructures_and_not_repeated(status: int) -> None:
     endpoint = ScriptedEndpoint(saying("x"), faults=Faults(always=Fault(status=status)))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url) as client:
             with pytest.raises(EndpointError, match=f"HTTP {status}"):
                 await client.complete(SAID)
@@ -94,7 +95,7 @@ async def test_key_and_account_are_the_infrastructures_and_not_repeated(status: 
 @pytest.mark.parametrize("status", [400, 404, 422])
 async def test_a_refused_request_is_ours_and_not_repeated(status: int) -> None:
     endpoint = ScriptedEndpoint(saying("x"), faults=Faults(always=Fault(status=status, message="unknown model")))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url) as client:
             with pytest.raises(
                 RequestRefused, match=f"refused the request with HTTP {status}.*unknown model"
@@ -109,7 +110,7 @@ async def test_a_refused_request_is_ours_and_not_repeated(status: int) -> None:
 )
 async def test_too_long_a_conversation_has_its_own_error(message: str) -> None:
     endpoint = ScriptedEndpoint(saying("x"), faults=Faults(always=Fault(status=400, message=message)))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url) as client:
             with pytest.raises(ContextExceeded):
                 await client.complete(SAID)
@@ -118,7 +119,7 @@ async def test_too_long_a_conversation_has_its_own_error(message: str) -> None:
 async def test_an_empty_account_is_not_waited_for() -> None:
     spent = Fault(status=429, code="insufficient_quota")
     endpoint = ScriptedEndpoint(saying("x"), faults=Faults(always=spent))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url) as client:
             with pytest.raises(EndpointError, match="429"):
                 await client.complete(SAID)
@@ -127,7 +128,7 @@ async def test_an_empty_account_is_not_waited_for() -> None:
 
 async def test_an_endpoint_that_hangs_costs_its_time_limit_and_few_tries() -> None:
     endpoint = ScriptedEndpoint(saying("x"), faults=Faults(always=Fault("hang")))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url, timeout=0.2) as client:
             with pytest.raises(EndpointError, match=r"no answer in 2 tries: .*within 0\.2 s"):
                 await client.complete(SAID)
@@ -156,7 +157,7 @@ async def test_something_that_speaks_no_http() -> None:
 
 async def test_text_that_has_no_utf8_goes_through() -> None:
     endpoint = ScriptedEndpoint(saying("x"))
-    with endpoint.serving() as url:
+    with serving(endpoint) as url:
         async with _client(url) as client:
             await client.complete([{"role": "user", "content": "a lone \ud800 surrogate"}])
     assert endpoint.served[0].status == 200
@@ -166,7 +167,7 @@ async def test_a_429_is_told_to_the_throttle_and_a_500_is_not() -> None:
     for status, lowered in ((429, True), (500, False)):
         throttle = Throttle()
         endpoint = ScriptedEndpoint(saying("x"), faults=Faults(always=Fault(status=status)))
-        with endpoint.serving() as url:
+        with serving(endpoint) as url:
             async with _client(url, throttle=throttle, patience=Backoff(retries=0)) as client:
                 with pytest.raises(EndpointError):
                     await client.complete(SAID)

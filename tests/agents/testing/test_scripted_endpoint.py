@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from corral.agents.testing import Call, Conversation, Fault, Faults, ScriptedEndpoint, Turn, following, saying
+from tests.support.endpoints import serving
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 USER = {"role": "user", "content": "go"}
@@ -23,7 +24,7 @@ def endpoint() -> ScriptedEndpoint:
 
 @pytest.fixture
 def client(endpoint: ScriptedEndpoint) -> Iterator[httpx.Client]:
-    with endpoint.serving() as url, httpx.Client(base_url=url, headers={"x-api-key": "k"}, trust_env=False) as client:
+    with serving(endpoint) as url, httpx.Client(base_url=url, headers={"x-api-key": "k"}, trust_env=False) as client:
         yield client
 
 

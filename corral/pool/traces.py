@@ -1,0 +1,219 @@
+"""WORKER SIDE. What a trial leaves behind in a process that serves others after it (``reuse="worker"``).
+
+Purpose
+    Say, in the record of the trial that did it, what later trials may see of it. Nothing is put back but what each
+    trial is given anew: its environment object, its directory, the global generators of ``random`` and of NumPy.
+Guarantees
+    Looking changes nothing and calls no user code. It costs a few milliseconds, whatever the modules hold: what lies
+    deeper than DEPTH, or beyond BUDGET objects, is not looked at.
+Assumptions
+    State is kept by modules of the user's, not by the standard library or by installed packages (their caches change
+    with every call); a package that defines an environment counts as the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import site
+import sys
+import sysconfig
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+LEFT = "left behind in its process, which later trials share: "
+"""How the warning begins."""
+
+DEPTH = 3
+"""How deep containers and objects are looked into."""
+BUDGET = 20_000
+"""Objects that one look goes over."""
+NAMED = 5
+"""How many of each sort are named."""
+
+LARGE = 1_000
+"""Entries of a container from which on only their number is looked at."""
+
+_SIZED = (list, tuple, set, frozenset, deque, dict, bytearray)
+
+
+_first: list[str] = []
+"""The directory of the process before its first trial: to be back there is no trace."""
+
+
+class Traces:
+    """The state of this process at one moment. References are held: or a new object could pass for an old one."""
+
+    def __init__(self, packages: Iterable[str]) -> None:
+        """``packages``: the first names of modules that count as the user's, wherever they are installed."""
+        self._packages = frozenset(packages)
+        self._variables = dict(os.environ)
+        self._directory = _directory()
+        if not _first:
+            _first.append(self._directory)
+        self._threads = {thread.ident: thread.name for thread in threading.enumerate()}
+        self._native_threads = _native_threads()
+        self._descriptors = _descriptors()
+        self._globals = {name: list(parts) for name, parts in _globals(self._packages)}
+
+    def left_since(self) -> str | None:
+        """What is different now, in words; None if nothing is."""
+        now = Traces(self._packages)
+        found = [
+            _named("module globals", self._changed_globals(now)),
+            _named("environment variables", _changed(self._variables, now._variables)),
+            _named(
+                "the current directory", [now._directory] if now._directory not in (self._directory, _first[0]) else []
+            ),
+            _named("threads", [now._threads[ident] for ident in now._threads.keys() - self._threads.keys()]),
+            _named(
+                "open descriptors", [what for key, what in now._descriptors.items() if key not in self._descriptors]
+            ),
+        ]
+        more = now._native_threads - self._native_threads - len(now._threads.keys() - self._threads.keys())
+        if more > 0:
+            found.append(f"{more} native threads")
+        told = "; ".join(part for part in found if part)
+        return LEFT + told if told else None
+
+    def _changed_globals(self, now: Traces) -> list[str]:
+        return [
+            name
+            for name, parts in now._globals.items()
+            if name.rpartition(".")[0] in {known.rpartition(".")[0] for known in self._globals}
+            and not _same(self._globals.get(name), parts)
+        ]
+
+
+def _named(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    shown = ", ".join(sorted(names)[:NAMED])
+    return f"{what} {shown}" + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
+def _changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    return [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
+
+
+def _same(before: list[Any] | None, now: list[Any]) -> bool:
+    return before is not None and len(before) == len(now) and all(map(_is_same, before, now))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    # A generator's state is made anew for each look; everything else is the same object or another one.
+    return a is b or (type(a) is _State and type(b) is _State and a.text == b.text)
+
+
+class _State:
+    """What is compared by its text: the state of a random generator, the size of a large container."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _globals(packages: frozenset[str]) -> Iterator[tuple[str, Iterator[Any]]]:
+    left = [BUDGET]
+    for name, module in list(sys.modules.items()):
+        if issubclass(type(module), ModuleType) and _is_users(name, module, packages):
+            for key, value in list(vars(module).items()):
+                if not key.startswith("__"):
+                    yield f"{name}.{key}", _parts(value, DEPTH, left)
+
+
+def _parts(value: Any, depth: int, left: list[int]) -> Iterator[Any]:
+    """The object and what it is made of, in an order that is the same each time."""
+    left[0] -= 1
+    yield value
+    if left[0] <= 0 or depth == 0:
+        return
+    if (state := _state_of(value)) is not None:
+        yield state
+    for part in _inside(value):
+        yield from _parts(part, depth - 1, left)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    kind = type(value)
+    if kind in _SIZED:
+        return () if len(value) > LARGE else _entries(value)
+    if issubclass(kind, type):
+        attributes = type.__getattribute__(value, "__dict__")
+    elif kind.__module__ == "builtins":  # functions and modules too: only whether they are the same ones is looked at
+        return ()
+    else:
+        try:
+            attributes = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            return ()
+    return [part for name, part in list(attributes.items()) if not str(name).startswith("__")]
+
+
+def _entries(value: Any) -> list[Any]:
+    return [item for pair in list(value.items()) for item in pair] if type(value) is dict else list(value)
+
+
+def _state_of(value: Any) -> _State | None:
+    if type(value) in _SIZED and len(value) > LARGE:
+        return _State(str(len(value)))
+    if issubclass(type(value), random.Random):
+        return _State(str(hash(value.getstate())))
+    if type(value).__module__.startswith("numpy.random") and type(value).__name__ in ("Generator", "RandomState"):
+        bits = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
+        return _State(repr(getattr(bits, "state", None)))
+    return None
+
+
+_INSTALLED = tuple({
+    *(os.path.realpath(path) + os.sep for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))),
+    *(os.path.realpath(path) + os.sep for path in [*site.getsitepackages(), site.getusersitepackages()]),
+})  # fmt: skip
+
+
+_known: dict[str, bool] = {}
+
+
+def _is_users(name: str, module: ModuleType, packages: frozenset[str]) -> bool:
+    if name not in _known:
+        _known[name] = _look_up(name, module, packages)
+    return _known[name]
+
+
+def _look_up(name: str, module: ModuleType, packages: frozenset[str]) -> bool:
+    if name.partition(".")[0] in packages:
+        return True
+    file = getattr(module, "__file__", None)
+    if name == "corral" or name.startswith("corral.") or not isinstance(file, str):
+        return name in ("__main__", "__mp_main__")
+    return not os.path.realpath(file).startswith(_INSTALLED)
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "(removed)"
+
+
+def _native_threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+def _descriptors() -> dict[tuple[int, str], str]:
+    found = {}
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{name}")
+            except OSError:  # the one that lists
+                continue
+            found[int(name), target] = f"{name} ({target})"
+    except OSError:
+        return {}
+    return found

@@ -1,0 +1,127 @@
+"""What a trial leaves behind in a process that serves others after it is said in its record."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral import BenchmarkResult
+from corral.pool import WorkerPoolConfig
+from corral.pool.traces import Traces
+from corral.report import stable_bytes
+from tests.support import leaky
+from tests.support.benches import bench, benches
+
+LEFT = [
+    ("entry", "module globals tests.support.leaky.table"),
+    ("same size", "module globals tests.support.leaky.table"),
+    ("attribute", "module globals tests.support.leaky.engine"),
+    ("class", "module globals tests.support.leaky.Leaky"),
+    ("dice", "module globals tests.support.leaky.dice"),
+    ("numbers", "module globals tests.support.leaky.numbers"),
+    ("variable", "environment variables CORRAL_TEST_LEFT"),
+    ("directory", "the current directory /"),
+    ("thread", "threads leaky helper"),
+    ("descriptor", "open descriptors "),
+]
+
+
+def run(folder: Path, wanted: list[str], reuse: Any, *, call: str = "leave") -> BenchmarkResult:
+    """One trial after the other; each leaves the next of what is wanted."""
+    left = iter(wanted)
+
+    def policy(lab: Any, prompt: str) -> Any:
+        return lab.call("leave", what=next(left)) if call == "leave" else lab.call(call)
+
+    pool = WorkerPoolConfig(size=1, reuse=reuse)
+    return bench(leaky.build, policy, folder, worker_pool=pool, trials_per_task=len(wanted), seed=1)
+
+
+def test_each_thing_left_is_named_by_the_trial_that_left_it(tmp_path: Path) -> None:
+    kinds = [kind for kind, _ in LEFT]
+    result = run(tmp_path, [*kinds, "nothing"], "worker")
+    *trials, clean = result.trials
+    for trial, (kind, says) in zip(trials, LEFT, strict=True):
+        (warning,) = trial.warnings
+        assert warning.startswith("left behind in its process, which later trials share: "), kind
+        assert says in warning, kind
+        assert "; " not in warning, kind
+        assert trial.graded
+    assert clean.warnings == ()
+    assert len({trial.worker.trial_pid for trial in result.trials if trial.worker}) == 1
+
+
+def test_a_fresh_process_has_nothing_to_say_and_the_reports_are_equal(tmp_path: Path) -> None:
+    kinds = [kind for kind, _ in LEFT]
+    fresh = run(tmp_path / "fresh", kinds, "trial")
+    assert [trial.warnings for trial in fresh.trials] == [()] * len(kinds)
+    assert stable_bytes(fresh) == stable_bytes(run(tmp_path / "reused", kinds, "worker"))
+
+
+def test_global_generators_are_given_anew_and_are_no_trace(tmp_path: Path) -> None:
+    drawn = [run(tmp_path / reuse, ["drawn"] * 3, reuse, call="draw") for reuse in ("trial", "worker")]
+    first, second = ([trial.state["submitted_answer"] for trial in result.trials] for result in drawn)
+    assert first == second
+    assert len({tuple(pair) for pair in first}) == 3
+    assert [trial.warnings for trial in drawn[1].trials] == [()] * 3
+
+
+def test_what_each_kind_of_process_shows_the_next_trial(tmp_path: Path) -> None:
+    """A process of its own shows nothing; a reused one all but the directory, which is each trial's own."""
+
+    def look(reuse: Any) -> Any:
+        steps = iter(["variable", "directory", "entry", None])
+
+        def policy(lab: Any, prompt: str) -> Any:
+            step = next(steps)
+            return lab.call("leave", what=step) if step else lab.call("look")
+
+        pool = WorkerPoolConfig(size=1, reuse=reuse)
+        trials = bench(leaky.build, policy, tmp_path / reuse, worker_pool=pool, trials_per_task=4).trials
+        return list(trials)[-1].state["submitted_answer"]
+
+    assert look("trial") == [None, True, ["one"]]
+    assert look("worker") == ["x", True, ["one", "two"]]
+
+
+def test_a_look_is_cheap_and_calls_no_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Touchy:
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError
+
+        __hash__ = None  # type: ignore[assignment]
+
+    monkeypatch.setattr(leaky, "kept", [Touchy(), list(range(1_000_000)), {n: [n] for n in range(100_000)}])
+    traces = Traces({"tests"})
+    began = time.perf_counter()
+    assert traces.left_since() is None
+    assert time.perf_counter() - began < 0.5
+    assert "tests.support.leaky" in sys.modules
+
+
+# ---- memory ----
+
+
+def test_a_process_that_leaks_is_renewed_before_the_limit_hurts_anyone(tmp_path: Path) -> None:
+    """20 MB stay behind in each trial; a process is left at half of the limit, and no trial is charged."""
+
+    def policy(lab: Any, prompt: str) -> Any:
+        return lab.call(
+            "python", code="import sys\nsys.left = [*getattr(sys, 'left', []), bytearray(b'x' * 20_000_000)]"
+        )
+
+    pool = WorkerPoolConfig(size=1, reuse="worker", memory_limit="300MB")
+    result = bench(benches(a="process"), policy, tmp_path, worker_pool=pool, trials_per_task=25)
+    pids = [trial.worker.trial_pid for trial in result.trials if trial.worker]
+    assert result.coverage.complete
+    assert {len(trial.attempts) for trial in result.trials} == {1}
+    assert 3 <= len(set(pids)) <= 15
+    peaks = [trial.attempts[0].peak_rss for trial in result.trials]
+    assert max(peak for peak in peaks if peak) < 300_000_000

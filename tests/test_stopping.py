@@ -1,0 +1,160 @@
+"""How runs are stopped: once politely, twice at once, at any moment; what is said then, and what is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.pool_waiting import remain
+from tests.support.scripts import start
+
+BUILDERS = """
+import os, re, time
+from pathlib import Path
+from tests.support.benches import Bench
+
+def note():
+    Path("loading").touch()
+
+def asleep():
+    note()
+    time.sleep(300)
+
+def busy():
+    note()
+    re.match("(a+)+$", "a" * 60 + "b")
+
+def respawning():
+    if Path("loaded").exists():
+        busy()
+    Path("loaded").touch()
+    return {"a": Bench("a", "process")}
+"""
+
+AGENT = """
+from corral.agents import ScriptedAgent
+
+def one_after_the_other(context):
+    def policy(lab, prompt):
+        kill = "import os, time; os.kill(os.getppid(), 9); time.sleep(9)"
+        lab.call("python", code=kill if context.trial_index else "")
+        return 1
+    return ScriptedAgent(policy)
+"""
+
+
+def until(condition: Callable[[], Any], within: float = 20.0) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def command(folder: Path, builder: str, *more: str) -> subprocess.Popen[str]:
+    (folder / "builders.py").write_text(BUILDERS)
+    (folder / "agents.py").write_text(AGENT)
+    given = ("-m", "corral.pool", "--envs", f"builders:{builder}", "--agent", "agents:one_after_the_other", "--size",
+             "2", "--session", "s", *more)  # fmt: skip
+    root = os.pathsep.join([str(folder), str(Path(__file__).resolve().parents[1])])
+    return start(given, folder, PYTHONPATH=root)
+
+
+def everything(run: subprocess.Popen[str]) -> list[int]:
+    return [child.pid for child in psutil.Process(run.pid).children(recursive=True)]
+
+
+@pytest.mark.parametrize("builder", ["asleep", "busy"])
+@pytest.mark.parametrize(
+    ("numbers", "status"),
+    [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGHUP], 129), ([signal.SIGTERM, signal.SIGINT], None)],
+    ids=["ctrl-c", "terminate", "hang-up", "twice"],
+)
+def test_while_the_first_worker_loads(
+    builder: str, numbers: list[signal.Signals], status: int | None, tmp_path: Path
+) -> None:
+    """Nothing is recorded yet, so nothing is to be gone on with; but it ends, with the status of the signal."""
+    run = command(tmp_path, builder)
+    until((tmp_path / "loading").exists)
+    below = everything(run)
+    assert below
+    began = time.monotonic()
+    for number in numbers:
+        os.killpg(run.pid, number)
+    _, errors = run.communicate(timeout=20)
+    assert time.monotonic() - began < 5
+    assert run.returncode == status if status else run.returncode in (143, 130)
+    assert "Traceback" not in errors
+    assert remain(below) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_while_a_worker_is_replaced_by_one_that_hangs(number: signal.Signals, tmp_path: Path) -> None:
+    run = command(tmp_path, "respawning", "--size", "1", "--trials", "3", "--max-concurrency", "1")
+    until((tmp_path / "loading").exists)
+    below = everything(run)
+    assert below
+    run.send_signal(number)
+    _, errors = run.communicate(timeout=20)
+    assert run.returncode == {signal.SIGHUP: 129, signal.SIGKILL: -9}[number], errors
+    assert remain(below) == []
+    recorded = (tmp_path / "benchmark_checkpoints" / "s" / "journal.jsonl").read_text().splitlines()
+    assert len(recorded) == 2
+    if number == signal.SIGHUP:
+        assert re.search(r"stopped by SIGHUP; what was finished is kept.*--session\s+s\s+goes\s+on", errors, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_at_any_moment_of_its_first_second(number: signal.Signals, tmp_path: Path) -> None:
+    """From the first module that it imports on: never a traceback of Corral's own, never a process left."""
+    for delay in (0.35, 0.5, 0.65, 0.8):
+        run = command(tmp_path, "asleep")
+        time.sleep(delay)
+        below = everything(run)
+        run.send_signal(number)
+        _, errors = run.communicate(timeout=20)
+        assert run.returncode in (128 + number, -number), errors
+        assert remain(below) == []
+
+
+SCRIPT = """
+import sys
+from corral import CorralRunner
+from corral.agents import ScriptedAgent
+from tests.support.benches import benches
+
+def policy(lab, prompt):
+    if prompt == "task b":
+        print("now", flush=True)
+        lab.call("python", code="import time; time.sleep(60)")
+    return 1
+
+if __name__ == "__main__":
+    runner = CorralRunner(benches(a="process", b="process"), agent_factory=lambda c: ScriptedAgent(policy))
+    runner.bench(worker_pool=1)
+"""
+
+
+def test_a_script_that_is_stopped_says_how_to_go_on(tmp_path: Path) -> None:
+    """The session was not named, so its name has to be told: with it, the script runs what is left only."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = start(["script.py"], tmp_path)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "now\n"
+    below = everything(run)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=20)
+    assert run.returncode in (-signal.SIGINT, 130)
+    told = re.search(r"session '([^']+)' was stopped; what was finished is kept.*session_id=", errors)
+    assert told, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert (tmp_path / "benchmark_checkpoints" / told[1] / "journal.jsonl").exists()
+    assert remain(below) == []
