@@ -81,6 +81,12 @@ def test_a_pool_belongs_to_the_server_of_a_router(tmp_path: Path) -> None:
         bench(SomeRouter(), answer, tmp_path, worker_pool=True)
 
 
+@pytest.mark.parametrize("name", ["tool_timeout", "configure_timeout"])
+def test_the_limits_of_a_server_are_not_silently_passed_over(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"{name} needs an interface that runs in-process.*its server's to set"):
+        bench(SomeRouter(), answer, tmp_path, **{name: 1.0})
+
+
 @pytest.mark.parametrize("limits", [{"max_concurrency_per_task": 2}, {"concurrency": ConcurrencyConfig(2, per_task=2)}])
 def test_many_trials_of_a_task_need_trial_runtimes(limits: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs trial runtimes, and SomeRouter has no create_trial"):
