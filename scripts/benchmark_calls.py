@@ -25,7 +25,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import anyio
-import sniffio
 from anyio import to_process, to_thread
 
 from corral import Environment, tool
@@ -83,17 +82,18 @@ async def corral_call(stack: AsyncExitStack) -> Call:
 async def executor_call(stack: AsyncExitStack) -> Call:
     """As asynchronous code uses it: other tasks go on while the call runs."""
     executor = stack.enter_context(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")))
-    if sniffio.current_async_library() == "asyncio":
-        loop = asyncio.get_running_loop()
 
-        async def call(text: str) -> object:
-            return await loop.run_in_executor(executor, echo, text)
-    else:
+    async def on_asyncio(text: str) -> object:
+        return await asyncio.get_running_loop().run_in_executor(executor, echo, text)
 
-        async def call(text: str) -> object:
-            return await to_thread.run_sync(lambda: executor.submit(echo, text).result())
+    async def elsewhere(text: str) -> object:
+        return await to_thread.run_sync(lambda: executor.submit(echo, text).result())
 
-    return call
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return elsewhere
+    return on_asyncio
 
 
 async def blocking_executor_call(stack: AsyncExitStack) -> Call:

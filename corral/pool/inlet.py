@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from typing import Protocol
 
 import anyio
-import sniffio
 
 CHUNK = 2**16
 """Bytes taken at once."""
@@ -29,15 +29,13 @@ class Inlet(Protocol):
 
 def open_inlet(sock: socket.socket) -> Inlet:
     """The inlet for this event loop."""
-    if sniffio.current_async_library() == "asyncio" and _can_watch():
-        return _RegisteredInlet(sock)
-    return _WaitingInlet(sock)
-
-
-def _can_watch() -> bool:
-    return isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop) or hasattr(
-        asyncio.get_running_loop(), "add_reader"
-    )
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        return _WaitingInlet(sock)
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, getattr(asyncio, "ProactorEventLoop", ())):  # of Windows: it has no readiness to tell
+        return _WaitingInlet(sock)
+    return _RegisteredInlet(sock, loop)
 
 
 class _WaitingInlet:
@@ -63,9 +61,9 @@ class _WaitingInlet:
 class _RegisteredInlet:
     """Stays registered with asyncio's selector. Bytes are read only while somebody waits: the rest is the kernel's."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._socket = sock
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._waiter: asyncio.Future[bytes] | None = None
         self._registered = False
         self._closed = False
