@@ -31,10 +31,19 @@ def to_data(value: Any, where: str, *, arrays: Arrays = "keep") -> Any:
     """Return ``value`` as data; raise SerializationError naming ``where`` and the type that cannot be."""
     if value is None or type(value) in _PLAIN:
         return value
+    if type(value) is dict and _is_flat(value):  # as the arguments of nearly every tool call are
+        return value.copy()
     try:
         return _Converter(where, arrays).convert(value)
     except RecursionError:
         raise SerializationError.of_value(where, value, "it is nested too deeply") from None
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    for key, item in value.items():
+        if type(key) is not str or not (item is None or type(item) in _PLAIN):
+            return False
+    return True
 
 
 def describe_array(array: Any) -> str:

@@ -6,9 +6,8 @@ run and those that wait, and nobody gets their late answers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import anyio
@@ -44,23 +43,14 @@ class OpenTrial:
     """The tail of what its process printed, where that was killed."""
     result: TaskTrialResult | None = None
     """What submitting or surrendering gave."""
-    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     """Held by the call that runs. Trials of one episode on a slot share it, as they share the process."""
     calling: set[anyio.CancelScope] = field(default_factory=set)
     """The calls that run or wait for their turn."""
 
-    @asynccontextmanager
-    async def call(self) -> AsyncIterator[None]:
-        """One call, when its turn comes. NotFound if the trial is closed meanwhile."""
-        with anyio.CancelScope() as scope:
-            self.calling.add(scope)
-            try:
-                async with self.turn:
-                    yield
-            finally:
-                self.calling.discard(scope)
-        if scope.cancelled_caught:
-            raise NotFound("trial", self.runtime_id)
+    def call(self) -> _Call:
+        """``async with`` this: one call, when its turn comes. NotFound if the trial is closed meanwhile."""
+        return _Call(self)
 
     def end_calls(self) -> None:
         """Give up every call."""
@@ -102,7 +92,40 @@ class OpenEpisode:
     """The tasks of one trial round of a chain, and the lease that they share."""
 
     host: TrialHost | None = None
-    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     placing: anyio.Lock = field(default_factory=anyio.Lock)
     outputs: dict[str, Any] = field(default_factory=dict)
     open_trials: set[str] = field(default_factory=set)
+
+
+class _Call:
+    """A call of a trial. An object, not a generator: it is on the path of every tool call."""
+
+    __slots__ = ("_scope", "_trial")
+
+    def __init__(self, trial: OpenTrial) -> None:
+        self._trial = trial
+        self._scope = anyio.CancelScope()
+
+    async def __aenter__(self) -> None:
+        self._scope.__enter__()
+        self._trial.calling.add(self._scope)
+        try:
+            await self._trial.turn.acquire()
+        except BaseException as error:
+            if self._leave(error):
+                raise NotFound("trial", self._trial.runtime_id) from None
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._trial.turn.release()
+        if self._leave(error):
+            raise NotFound("trial", self._trial.runtime_id) from None
+
+    def _leave(self, error: BaseException | None) -> bool:
+        """Whether the call was given up."""
+        self._trial.calling.discard(self._scope)
+        swallowed = self._scope.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        return bool(swallowed) and self._scope.cancelled_caught

@@ -210,8 +210,6 @@ class Tool:
 
     def validate(self, arguments: Any) -> dict[str, Any]:
         """Return the visible arguments as the function takes them, defaults filled in; raise InvalidArguments."""
-        from pydantic import ValidationError
-
         arguments = {} if arguments is None else arguments
         if not isinstance(arguments, Mapping):
             raise InvalidArguments(
@@ -224,7 +222,9 @@ class Tool:
             raise InvalidArguments(self.name, [f"unknown argument {', '.join(map(repr, unknown))}; {takes}"])
         try:
             model = self._model().model_validate(dict(arguments))
-        except ValidationError as error:
+        except ValueError as error:  # pydantic's ValidationError is one, and is imported with the model only
+            if not hasattr(error, "errors"):
+                raise
             raise InvalidArguments(self.name, [problem_text(e) for e in error.errors(include_url=False)]) from None
         return {name: getattr(model, field) for name, field in names.items()}
 
@@ -249,9 +249,7 @@ class Tool:
                 except KeyError:
                     if parameter.default is _UNSET:
                         raise MissingHidden(self.name, parameter.name, supplied) from None
-        positional = [
-            values.pop(p.name) for p in self._parameters() if p.kind is p.POSITIONAL_ONLY and p.name in values
-        ]
+        positional = [values.pop(name) for name in self._positional() if name in values]
         return partial(self.function, *self._first(), *positional, **values)
 
     def _parameters(self) -> list[inspect.Parameter]:
@@ -259,6 +257,12 @@ class Tool:
             every = list(inspect.signature(self.function).parameters.values())
             self._cache["parameters"] = every[1:] if self._owner is not None else every
         return self._cache["parameters"]  # type: ignore[no-any-return]
+
+    def _positional(self) -> tuple[str, ...]:
+        if "positional" not in self._cache:
+            names = (p.name for p in self._parameters() if p.kind is p.POSITIONAL_ONLY)
+            self._cache["positional"] = tuple(names)
+        return self._cache["positional"]  # type: ignore[no-any-return]
 
     def _visible_names(self) -> dict[str, str]:
         """The visible arguments, each with the name of its field in the model."""

@@ -171,8 +171,10 @@ def test_an_interrupt_while_large_results_arrive(tmp_path: Path) -> None:
 
 
 def test_trials_missing_in_the_middle_are_what_runs(tmp_path: Path) -> None:
+    mark = f"with open({str(tmp_path / 'ran')!r}, 'a') as file: print(env.state.trial_id, file=file)"
+
     def policy(lab: Any, prompt: str) -> Any:
-        lab.call("python", code=f"open({str(tmp_path / 'ran')!r}, 'a').write(env.state.trial_id + chr(10))")
+        lab.call("python", code=mark)
         return 1
 
     options: dict[str, Any] = {"trials_per_task": 5, "session_id": "s", "seed": 1}
