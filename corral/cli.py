@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         help="a model: given to the factory as its second argument, else of a tool-calling agent")  # fmt: skip
     add("--api-base", metavar="URL", help="where the model is, if not at its provider's own address")
     add("--tasks", metavar="ID,...", help="only these tasks")
-    add("--trials", type=int, default=1, metavar="N", help="trials per task (default: 1)")
+    add("--trials", type=int, metavar="N", help="trials per task (default: 1; 2 for the built-in benchmark)")
     add("--k", metavar="1,3", help="the k of pass@k and pass^k (default: 1 and the number of trials)")
     add("--max-concurrency", type=int, metavar="N", help="trials at once (default: --size)")
     add("--per-task", type=int, metavar="N", help="trials of one task at once (default: --max-concurrency)")
@@ -133,7 +133,7 @@ def _order(options: argparse.Namespace) -> _Order:
     )
     bench = {
         "task_ids": _listed(options.tasks),
-        "trials_per_task": options.trials,
+        "trials_per_task": _trials(options),
         "k_values": _numbers(options.k),
         "max_concurrency": at_once,
         "max_concurrency_per_task": options.per_task if options.per_task is not None else at_once,
@@ -145,6 +145,12 @@ def _order(options: argparse.Namespace) -> _Order:
     }
     report = Path(options.report) if options.report else Path(options.checkpoint_dir) / session / "report.json"
     return _Order(runner, bench, pool, session, report, options)
+
+
+def _trials(options: argparse.Namespace) -> int:
+    if options.trials is None:
+        return 2 if options.envs is None else 1
+    return int(options.trials)
 
 
 def _listed(text: str | None) -> list[str] | None:

@@ -200,7 +200,7 @@ async def connect(interface: Any, settings: RunSettings) -> AsyncIterator[Connec
                 "worker_pool needs an interface that runs in-process (environments or a builder); with a router the "
                 "pool belongs to its server: start that one with a pool"
             )
-        for name in ("tool_timeout", "configure_timeout"):
+        for name in ("tool_timeout", "configure_timeout", "setup_timeout"):
             if getattr(settings, name) is not None:
                 raise ConfigError(
                     f"{name} needs an interface that runs in-process; with a router it is its server's to set"

@@ -214,12 +214,11 @@ class WorkerDied(TrialError):
         )
 
     @classmethod
-    def lost(cls, phase: str, *, pid: int, slot: int, output: str = "") -> Self:
-        """The trial process still ran, but its connection was gone; it was killed."""
-        return cls(
-            f"the connection to the trial process (pid {pid}, slot {slot}) was lost during {phase}; it was killed",
-            output=output,
-        )
+    def lost(cls, phase: str, *, pid: int, slot: int, output: str = "", reason: str = "") -> Self:
+        """The trial process still ran, but its connection was gone, for ``reason``; it was killed."""
+        because = f" ({reason})" if reason else ""
+        where = f"the trial process (pid {pid}, slot {slot})"
+        return cls(f"the connection to {where} was lost during {phase}{because}; it was killed", output=output)
 
 
 class MemoryExceeded(TrialError):

@@ -61,6 +61,10 @@ LAST_OUTPUT = 4096
 """Bytes of a worker's output that the error of a failed start shows."""
 
 
+_ENDED = (BrokenWorkerProcess, anyio.EndOfStream, anyio.IncompleteRead, ProcessLookupError, ConnectionError)
+"""What anyio raises when a new interpreter ends while it is spoken to."""
+
+
 class TrialProcess:
     """A trial process, for as long as its lease lasts."""
 
@@ -91,8 +95,9 @@ class TrialProcess:
             answer = await channel.receive()
         except TrialError:  # it could not be sent, and nothing of it was: the process is as it was
             raise
-        except (anyio.EndOfStream, ProtocolError):
-            raise await self.reason(phase) from None
+        except (anyio.EndOfStream, ProtocolError) as error:
+            said = str(error) if isinstance(error, ProtocolError) else ""
+            raise await self.reason(phase, said) from None
         except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
             await self.kill(last_words=True)
             raise
@@ -106,8 +111,8 @@ class TrialProcess:
             case _:
                 raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
 
-    async def reason(self, phase: str) -> TrialError:
-        """Why there is no answer."""
+    async def reason(self, phase: str, said: str = "") -> TrialError:
+        """Why there is no answer. ``said``: what is wrong with what came instead."""
         with anyio.move_on_after(1.0):
             await self.ended.wait()
         lost = not self.ended.is_set()
@@ -122,7 +127,7 @@ class TrialProcess:
         if end is not None and end.record is not None:
             return EnvStartError.because("starting a trial process", end.record)
         if lost:
-            return WorkerDied.lost(phase, pid=self.pid, slot=self._worker.slot, output=output)
+            return WorkerDied.lost(phase, pid=self.pid, slot=self._worker.slot, output=output, reason=said)
         status = end.status if end else None
         return WorkerDied.during(phase, pid=self.pid, slot=self._worker.slot, status=status, output=output)
 
@@ -281,7 +286,7 @@ class Worker:
         cause = self._cause
         if isinstance(cause, ConfigError):  # the main module started a run while this worker imported it
             return ConfigError(str(cause))
-        if cause is None or isinstance(cause, BrokenWorkerProcess | anyio.EndOfStream | anyio.IncompleteRead):
+        if cause is None or isinstance(cause, _ENDED):
             record = ErrorRecord("ProcessEnded", f"the worker process ended before it was ready{self._last_output()}")
             return LostStart.because(what, record)
         return EnvStartError.because(self._failed, ErrorRecord.of(cause))

@@ -16,6 +16,7 @@ from corral.errors import ConfigError, EnvStartError, SerializationError
 from corral.pool.supervisor import MAX_STARTS
 from tests.support import pool_envs
 from tests.support.pool_driving import once, opened, pool, python
+from tests.support.pool_waiting import gone, lives
 
 pytestmark = pytest.mark.anyio
 
@@ -237,3 +238,24 @@ async def test_a_log_folder_that_cannot_be_made(tmp_path: Path) -> None:
     error = await failure(pool_envs.build, log_dir=tmp_path / "file" / "logs")
     assert isinstance(error, ConfigError)
     assert "log_dir" in str(error)
+
+
+async def test_a_helper_that_loading_started_serves_every_trial_and_ends_with_the_pool() -> None:
+    """A licence server, a gateway to another language: what trials start is ended with them, but not this."""
+
+    def build() -> Any:
+        import os
+        import subprocess
+
+        helper = subprocess.Popen(["sleep", "300"])
+        os.environ["CORRAL_TEST_HELPER"] = str(helper.pid)
+        helper.returncode = 0  # nobody shall complain that it still runs
+        return pool_envs.build()
+
+    stray = "import os; pid = os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '300')\n"
+    async with pool(build) as workers:
+        found = [await once(workers, stray + "result = [int(os.environ['CORRAL_TEST_HELPER']), pid]") for _ in range(3)]
+        (helper,) = {helper for helper, _ in found}
+        assert lives(helper)
+        await gone(*(pid for _, pid in found))
+    await gone(helper)
