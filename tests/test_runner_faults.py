@@ -174,7 +174,9 @@ def test_an_agent_that_raises(mode: Mode, options: Options, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), ValueError(lambda: 0)], ids=repr
+    "error",
+    [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), ValueError(lambda: 0)],
+    ids=lambda e: type(e).__name__,
 )
 def test_whatever_an_agent_raises_concerns_its_own_trial_only(
     error: BaseException, on_loop: bool, tmp_path: Path

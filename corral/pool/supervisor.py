@@ -234,6 +234,9 @@ class WorkerPool:
                 loaded = await worker.start(self._tasks, self._load, self.config.start_timeout, self._what)
             finally:
                 self._listener.forget(visitor)
+        if self._is_closing():  # it was ready at the moment at which the pool closed, and nobody else knows of it
+            await worker.kill()
+            raise EnvStartError("the worker pool is closed")
         if not self.catalogue:
             self.catalogue, self.warnings, self.fresh = loaded.catalogue, loaded.warnings, loaded.fresh
         slot.worker, slot.trials_of_worker = worker, 0
