@@ -11,7 +11,6 @@ Guarantees
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,11 +19,11 @@ from typing import Any
 import anyio
 
 from corral.agents.base import AgentRunResult
+from corral.blame import blame, blame_agent, too_slow
 from corral.connection import Connection
 from corral.crew import Crew, runs_on_loop
 from corral.errors import (
     AgentError,
-    ConfigureTimeout,
     DeadlineExceeded,
     ErrorRecord,
     FailureKind,
@@ -45,8 +44,6 @@ UNANSWERED = frozenset({"max_iterations", "timeout", "no_answer"})
 
 CLOSE_PATIENCE = 30.0
 """Seconds that a router may take to close a trial."""
-
-_INFRASTRUCTURE_STATUS = frozenset({402, 408, 409, 425, 429})
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,7 @@ class TrialDriver:
         except ProtocolError:
             raise
         except Exception as error:
-            course.error = course.error or _blame(error)
+            course.error = course.error or blame(error)
             course.worker = course.worker or course.error.worker  # type: ignore[assignment]
             if isinstance(course.error.closed, Closed):
                 course.closed = course.closed or course.error.closed.to_dict()
@@ -200,7 +197,7 @@ class TrialDriver:
         if limit.cancelled_caught and seconds is not None:
             trial = self._watched(course)
             busy = trial.phase if trial is not None and trial.calling else course.phase
-            course.error = self._fault(course) or _too_slow(busy, seconds)
+            course.error = self._fault(course) or too_slow(busy, seconds)
 
     async def _configure(self, job: Job, course: _Course, bound: Any, configured: Callable[[], None]) -> None:
         course.mark("configure")
@@ -221,7 +218,7 @@ class TrialDriver:
                 given = await call_blocking(_in_thread, course.agent, interface, job.key.task_id)
         except (Exception, SystemExit) as error:
             fault = self._fault(course)
-            raise fault or _blame_agent(error) from error
+            raise fault or blame_agent(error) from error
         if (fault := self._fault(course)) is not None:
             raise fault
         if not isinstance(given, AgentRunResult):
@@ -339,24 +336,6 @@ def _evidence(number: int, course: _Course) -> Attempt:
     )
 
 
-def _too_slow(phase: str, seconds: float) -> TrialError:
-    """The trial's limit passed: its agent's doing, but for what only its environment does."""
-    what = f"did not end within the trial's limit of {seconds:g} s"
-    if phase == "submit":
-        return ScoringError(f"the scoring {what}")
-    if phase == "configure":
-        return ConfigureTimeout(f"configuring {what}")
-    return DeadlineExceeded.of_trial(seconds)
-
-
-def _blame(error: Exception) -> TrialError:
-    """A failure outside of the agent: its own kind where it has one, else of the router that was asked."""
-    if isinstance(error, TrialError):
-        return error
-    record = ErrorRecord.of(error)
-    return InfrastructureError(f"the router failed: {record}", record=record)
-
-
 def _in_thread(agent: Any, interface: Any, task_id: str) -> Any:
     """Run an agent; a cancellation of its own making is an error of the agent, and none of the run's."""
     try:
@@ -377,31 +356,3 @@ async def _on_loop(agent: Any, interface: Any, task_id: str) -> Any:
             raise
         record = ErrorRecord.of(error)
         raise AgentError(f"the agent raised: {record}", record=record) from error
-
-
-def _blame_agent(error: BaseException) -> TrialError:
-    """A failure of the agent: what it depends on, or the agent itself."""
-    if isinstance(error, TrialError):
-        return error
-    record = ErrorRecord.of(error)
-    if any(_is_infrastructure(cause) for cause in _causes(error)):
-        return InfrastructureError(f"what the agent depends on failed: {record}", record=record)
-    return AgentError(f"the agent raised: {record}", record=record)
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__
-    return chain
-
-
-def _is_infrastructure(error: BaseException) -> bool:
-    """An endpoint's refusal for reasons of quota or health, or a connection that failed."""
-    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(status, int):
-        return status in _INFRASTRUCTURE_STATUS or status >= 500
-    httpx = sys.modules.get("httpx")
-    return isinstance(error, ConnectionError) or (httpx is not None and isinstance(error, httpx.TransportError))

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from corral import Environment
-from corral.attempt import _blame, _blame_agent
+from corral.blame import blame, blame_agent
 from corral.errors import AgentError, ToolError
 from tests.support.benches import Bench, bench, benches, sole
 
@@ -43,7 +43,7 @@ def caused_by(cause: BaseException) -> Exception:
     ids=repr,
 )  # fmt: skip
 def test_failures_of_what_the_agent_depends_on(error: Exception) -> None:
-    assert _blame_agent(error).kind == "infrastructure"
+    assert blame_agent(error).kind == "infrastructure"
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,19 @@ def test_failures_of_what_the_agent_depends_on(error: Exception) -> None:
     ids=repr,
 )  # fmt: skip
 def test_failures_of_the_agent_itself(error: BaseException) -> None:
-    assert _blame_agent(error).kind == "agent"
+    assert blame_agent(error).kind == "agent"
 
 
 def test_causes_that_go_round_in_a_circle() -> None:
     one, two = ValueError("one"), ValueError("two")
     one.__cause__, two.__cause__ = two, one
-    assert isinstance(_blame_agent(one), AgentError)
+    assert isinstance(blame_agent(one), AgentError)
 
 
 def test_an_error_of_the_trial_keeps_its_kind() -> None:
     error = ToolError("broken")
-    assert _blame_agent(error) is error
-    assert _blame(error) is error
+    assert blame_agent(error) is error
+    assert blame(error) is error
 
 
 @pytest.mark.parametrize("mode", ["thread", "process", "serial"])

@@ -14,6 +14,7 @@ from corral.errors import FailureKind
 from corral.pool import WorkerPoolConfig
 from corral.report import stable_bytes
 from tests.support.benches import bench, benches, code, sole
+from tests.support.pool_waiting import remain
 
 
 def refuse(env: Environment) -> NoReturn:
@@ -76,7 +77,8 @@ def test_a_trial_that_could_not_be_set_up(tmp_path: Path) -> None:
 
 
 def test_processes_that_go_on_give_each_trial_its_own_seconds(tmp_path: Path) -> None:
-    lines = "import time\nt = time.process_time()\nwhile env.state.trial_id == 'a#0' and time.process_time() < t + 0.5: pass"
+    burn = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    lines = f"if env.state.trial_id == 'a#0': exec({burn!r})"
     pool = WorkerPoolConfig(size=1, reuse="worker")
     result = bench(benches(a="process"), code(lines), tmp_path, worker_pool=pool, trials_per_task=2)
     first, second = (trial.attempts[0] for trial in result.trials)
@@ -103,8 +105,7 @@ def test_a_worker_lost_between_two_calls_costs_an_attempt_of_the_trial_and_is_no
         if not killed:
             killed.append(pid)
             psutil.Process(pid).kill()
-            while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                pass
+            assert remain([pid]) == []
         return lab.call("python", code="result = 1")
 
     trial = sole(bench(benches(a="process"), policy, tmp_path, worker_pool=1))

@@ -22,8 +22,9 @@ LAYERS: list[set[str]] = [
     {"errors"},
     {"types"},
     {
-        "calls", "counters", "data", "guard", "guide", "jobs", "loop", "plain", "process_state", "recipe", "records", "schema", "scratch", "tasks", "threads",
-        "tools", "turns", "unwrap", "once", "protocol",
+        "blame", "calls", "counters", "data", "guard", "guide", "jobs", "loop", "once", "plain",
+        "process_state", "protocol", "recipe", "records", "schema", "scratch", "tasks", "threads", "tools",
+        "turns", "unwrap",
     },
     {"environment"},
     {"catalogue", "runtime", "source"},

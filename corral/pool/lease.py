@@ -82,12 +82,13 @@ class Lease:
     async def _still_serves(self, process: TrialProcess) -> bool:
         """Whether a process that served earlier trials is there: one that died since is no fault of the next trial.
 
-        Nor is memory that they left filled: a process that holds half of its limit is ended here.
+        Nor is memory that other leases left filled: a process that holds half of its limit is ended here.
         """
         if not process.alive:
             return False
         limit = self._config.memory_bytes
-        if limit is not None and await call_blocking(tree_rss, process.pid) > limit / 2:
+        is_taken_over = process is not self._process
+        if is_taken_over and limit is not None and await call_blocking(tree_rss, process.pid) > limit / 2:
             await process.finish()
             return False
         try:

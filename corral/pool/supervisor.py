@@ -34,8 +34,9 @@ from corral.pool.lease import Lease
 from corral.pool.lifecycle import WorkerEvent, WorkerState
 from corral.pool.memory import MemoryWatch
 from corral.pool.slots import Slot, Slots
+from corral.pool.starts import LostStart, SlowStart
 from corral.pool.wire import HostSpec, Load
-from corral.pool.worker import LostStart, SlowStart, Worker
+from corral.pool.worker import Worker
 from corral.scratch import scratch_folder
 from corral.source import describe_builder
 from corral.types import TaskInfo

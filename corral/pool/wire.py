@@ -266,7 +266,7 @@ def _packed(message: Message) -> Any:
     cost of pickling their classes.
     """
     if isinstance(message, Perform):
-        return _PERFORM, message.runtime_id, message.action.value, message.arguments
+        return _PERFORM, message.runtime_id, str(message.action), message.arguments
     if isinstance(message, Done) and isinstance(message.value, ToolResponse):
         return _RESPONSE, message.value.success, message.value.result, message.value.error
     return message

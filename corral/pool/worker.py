@@ -29,6 +29,7 @@ from corral.pool.channel import Channel, Listener, Visitor
 from corral.pool.entry import enter
 from corral.pool.native_threads import native_threads_limited
 from corral.pool.processes import find_process, is_stopped, see_off
+from corral.pool.starts import ENDED, LostStart, SlowStart
 from corral.pool.wire import (
     Done,
     Failed,
@@ -59,10 +60,6 @@ STOPPED_AFTER = 1.0
 
 LAST_OUTPUT = 4096
 """Bytes of a worker's output that the error of a failed start shows."""
-
-
-_ENDED = (BrokenWorkerProcess, anyio.EndOfStream, anyio.IncompleteRead, ProcessLookupError, ConnectionError)
-"""What anyio raises when a new interpreter ends while it is spoken to."""
 
 
 class TrialProcess:
@@ -191,14 +188,6 @@ class TrialProcess:
             self._visitor.channel.close()
 
 
-class SlowStart(EnvStartError):
-    """A worker was not ready within ``start_timeout``."""
-
-
-class LostStart(EnvStartError):
-    """A worker ended while it started, without a word: user code that exits, or somebody who kills processes."""
-
-
 class Worker:
     """A worker process: one long call of ``anyio.to_process``, which connects back."""
 
@@ -286,7 +275,7 @@ class Worker:
         cause = self._cause
         if isinstance(cause, ConfigError):  # the main module started a run while this worker imported it
             return ConfigError(str(cause))
-        if cause is None or isinstance(cause, _ENDED):
+        if cause is None or isinstance(cause, ENDED):
             record = ErrorRecord("ProcessEnded", f"the worker process ended before it was ready{self._last_output()}")
             return LostStart.because(what, record)
         return EnvStartError.because(self._failed, ErrorRecord.of(cause))

@@ -15,6 +15,7 @@ from corral.pool.traces import Traces
 from corral.report import stable_bytes
 from tests.support import leaky
 from tests.support.benches import bench, benches
+from tests.support.pool_driving import once, opened, pool, python
 
 LEFT = [
     ("entry", "module globals tests.support.leaky.table"),
@@ -37,8 +38,8 @@ def run(folder: Path, wanted: list[str], reuse: Any, *, call: str = "leave") -> 
     def policy(lab: Any, prompt: str) -> Any:
         return lab.call("leave", what=next(left)) if call == "leave" else lab.call(call)
 
-    pool = WorkerPoolConfig(size=1, reuse=reuse)
-    return bench(leaky.build, policy, folder, worker_pool=pool, trials_per_task=len(wanted), seed=1)
+    config = WorkerPoolConfig(size=1, reuse=reuse)
+    return bench(leaky.build, policy, folder, worker_pool=config, trials_per_task=len(wanted), seed=1)
 
 
 def test_each_thing_left_is_named_by_the_trial_that_left_it(tmp_path: Path) -> None:
@@ -80,8 +81,8 @@ def test_what_each_kind_of_process_shows_the_next_trial(tmp_path: Path) -> None:
             step = next(steps)
             return lab.call("leave", what=step) if step else lab.call("look")
 
-        pool = WorkerPoolConfig(size=1, reuse=reuse)
-        trials = bench(leaky.build, policy, tmp_path / reuse, worker_pool=pool, trials_per_task=4).trials
+        config = WorkerPoolConfig(size=1, reuse=reuse)
+        trials = bench(leaky.build, policy, tmp_path / reuse, worker_pool=config, trials_per_task=4).trials
         return list(trials)[-1].state["submitted_answer"]
 
     assert look("trial") == [None, True, ["one"]]
@@ -117,11 +118,23 @@ def test_a_process_that_leaks_is_renewed_before_the_limit_hurts_anyone(tmp_path:
             "python", code="import sys\nsys.left = [*getattr(sys, 'left', []), bytearray(b'x' * 20_000_000)]"
         )
 
-    pool = WorkerPoolConfig(size=1, reuse="worker", memory_limit="300MB")
-    result = bench(benches(a="process"), policy, tmp_path, worker_pool=pool, trials_per_task=25)
+    config = WorkerPoolConfig(size=1, reuse="worker", memory_limit="300MB")
+    result = bench(benches(a="process"), policy, tmp_path, worker_pool=config, trials_per_task=25)
     pids = [trial.worker.trial_pid for trial in result.trials if trial.worker]
     assert result.coverage.complete
     assert {len(trial.attempts) for trial in result.trials} == {1}
     assert 3 <= len(set(pids)) <= 15
     peaks = [trial.attempts[0].peak_rss for trial in result.trials]
     assert max(peak for peak in peaks if peak) < 300_000_000
+
+
+@pytest.mark.anyio
+async def test_an_episode_keeps_its_process_however_much_it_holds() -> None:
+    """Its tasks build on each other's state: only between leases is a process left for its memory."""
+    hold = "import sys, os\nsys.held = bytearray()\nfor _ in range(18): sys.held += b'x' * 10**7\nresult = os.getpid()"
+    look = "import sys, os\nresult = [os.getpid(), len(getattr(sys, 'held', b''))]"
+    async with pool(reuse="worker", memory_limit="300MB") as workers:
+        async with workers.lease() as lease:
+            pid = await python(lease, await opened(lease, "a"), hold)
+            assert await python(lease, await opened(lease, "b"), look) == [pid, 180_000_000]
+        assert await once(workers, look) != [pid, 180_000_000]

@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 import pytest
 
+from corral.pool import WorkerPoolConfig
 from tests.support.benches import bench, benches, code, runner
 
 OWN = psutil.Process()
@@ -96,10 +98,12 @@ def test_a_hundred_runs_in_one_process(tmp_path: Path) -> None:
 
     measures = runs(100, run, tmp_path)
     opened, threads, memory = zip(*measures, strict=True)
-    assert max(opened[5:]) <= opened[5] + 2, opened
-    assert max(threads[5:]) <= threads[5] + 2, threads
-    assert memory[-1] - memory[10] < 20, memory
+    # Medians: a thread that waits for a child's end, or a socket that just closes, may be met at any one moment.
+    assert median(opened[-20:]) <= median(opened[5:25]) + 1, opened
+    assert median(threads[-20:]) <= median(threads[5:25]) + 2, threads
+    assert median(memory[-20:]) - median(memory[10:30]) < 15, memory
     assert zombies() == 0
+    print("after 5, 50 and 100 runs:", measures[4], measures[49], measures[99])
 
 
 @pytest.mark.slow
@@ -118,20 +122,19 @@ def test_sixty_lost_workers_in_one_run(tmp_path: Path) -> None:
     assert watch.most <= 2
     assert watch.oldest < 2
     opened, threads, memory = zip(*seen, strict=True)
-    assert max(opened[5:]) <= opened[5] + 12, opened
-    assert max(threads[5:]) <= threads[5] + 2, threads
-    assert memory[-1] - memory[5] < 15, memory
+    assert median(opened[-20:]) <= median(opened[5:25]) + 3, opened
+    assert median(threads[-20:]) <= median(threads[5:25]) + 2, threads
+    assert median(memory[-20:]) - median(memory[5:25]) < 15, memory
+    print("after 5, 30 and 60 deaths:", seen[4], seen[29], seen[59], "zombies at most", watch.most)
 
 
 @pytest.mark.slow
 def test_thirty_trials_that_time_out_each_on_a_worker_of_its_own(tmp_path: Path) -> None:
-    pool: Any = {"size": 2, "max_trials_per_worker": 1}
-    from corral.pool import WorkerPoolConfig
-
+    pool = WorkerPoolConfig(size=2, max_trials_per_worker=1)
     with Watch() as watch:
         result = bench(
             benches(a="process"), code("while True: pass"), tmp_path, trials_per_task=30, trial_timeout=0.3,
-            max_concurrency=2, max_concurrency_per_task=2, worker_pool=WorkerPoolConfig(**pool), retries=0,
+            max_concurrency=2, max_concurrency_per_task=2, worker_pool=pool, retries=0,
         )  # fmt: skip
     assert {str(trial.failure) for trial in result.trials} == {"trial_timeout"}
     assert watch.oldest < 2

@@ -43,21 +43,23 @@ def _hang(between: str = _NEW) -> dict[str, str]:
 
 
 _BY_FAULT = {
-    "raises": _row(_AGAIN, _OK, "env_start", "graded, a failed call", "scoring", _WARNED, _OK),
-    "raises what cannot be rebuilt": _row(_AGAIN, _OK, "env_start", "graded, a failed call", "scoring", _WARNED, _OK),
-    "sys.exit(3)": _row(_AGAIN, _OK, "env_start", "tool", "scoring", _WARNED, _OK),
+    "raises": _row(_AGAIN, _OK, "env_start", "graded, a failed call", "scoring", _WARNED, _WARNED),
+    "raises what cannot be rebuilt": _row(
+        _AGAIN, _OK, "env_start", "graded, a failed call", "scoring", _WARNED, _WARNED
+    ),
+    "sys.exit(3)": _row(_AGAIN, _OK, "env_start", "tool", "scoring", _WARNED, _WARNED),
     "os._exit(9)": _death(9),
     "SIGSEGV": _death(-11),
     "SIGKILL": _death(-9),
     "SIGSTOP": _hang(),
-    "hangs in Python": _hang(_OK),
+    "hangs in Python": _hang(_WARNED),
     "hangs and holds the GIL": _hang(),
     "fills the memory": _row(_AGAIN, "env_start", "memory", "memory", "memory", _WARNED, _NEW),
-    "garbage on descriptors 1 and 2": _row(_OK, _OK, _OK, _OK, _OK, _OK, _OK) | {"spawn": _AGAIN},
-    "10 MB on standard error": _row(_OK, _OK, _OK, _OK, _OK, _OK, _OK) | {"spawn": _AGAIN},
-    "a result that cannot be sent": _row(_OK, _OK, _OK, "serialization", "scoring", _OK, _OK),
+    "garbage on descriptors 1 and 2": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED) | {"spawn": _AGAIN},
+    "10 MB on standard error": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED) | {"spawn": _AGAIN},
+    "a result that cannot be sent": _row(_OK, _OK, _OK, "serialization", "scoring", _OK, _WARNED),
     "closes all descriptors": _row(_AGAIN, "env_start", _LOST, _LOST, _LOST, _WARNED, _NEW),
-    "leaves a grandchild": _row(_OK, _OK, _OK, _OK, _OK, _OK, _OK),
+    "leaves a grandchild": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
 }
 
 OUTCOMES = {phase: {fault: row[phase] for fault, row in _BY_FAULT.items()} for phase in PHASES}
@@ -87,7 +89,7 @@ every one of these faults strike in every place. `tests/support/fault_table.py` 
 | tool | a tool | `tool_timeout` |
 | scoring | `score` | `trial_timeout` |
 | close | `close` | `close_timeout` |
-| between leases | a thread that a trial left behind, with `reuse="worker"` | 5 s |
+| between leases | a thread that a trial left behind (the warning), with `reuse="worker"` | 5 s |
 
 A pool whose first worker cannot be started, however often, ends the run with an `EnvStartError` before any trial.
 
