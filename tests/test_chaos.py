@@ -25,8 +25,8 @@ def figures(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_workers_are_killed_and_nothing_is_lost(tmp_path: Path) -> None:
-    given = figures(tmp_path, "--trials", "40", "--size", "2", "--every", "0.4", "--work", "0.05")
-    assert given["trials planned"] == 40
+    given = figures(tmp_path, "--trials", "30", "--size", "2", "--every", "0.4", "--work", "0.05")
+    assert given["trials planned"] == 30
     assert [given[name] for name in ("records lost", "records doubled", "wrong scores", "orphans")] == [0] * 4
     assert sum(given["kills"].values()) >= 1
     assert set(given["by kind"]) <= {"worker_died"}

@@ -112,6 +112,7 @@ def test_while_a_worker_is_replaced_by_one_that_hangs(number: signal.Signals, tm
         assert re.search(r"stopped by SIGHUP; what was finished is kept.*--session\s+s\s+goes\s+on", errors, re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_at_any_moment_of_its_first_second(number: signal.Signals, tmp_path: Path) -> None:
     """From the first module that it imports on: never a traceback of Corral's own, never a process left."""
