@@ -40,10 +40,7 @@ def to_data(value: Any, where: str, *, arrays: Arrays = "keep") -> Any:
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
-    for key, item in value.items():
-        if type(key) is not str or not (item is None or type(item) in _PLAIN):
-            return False
-    return True
+    return all(type(key) is str and (item is None or type(item) in _PLAIN) for key, item in value.items())
 
 
 def describe_array(array: Any) -> str:

@@ -52,8 +52,8 @@ def test_help_names_every_option(tmp_path: Path) -> None:
     done = corral(tmp_path, "--help")
     assert done.returncode == 0
     options = (
-        "size envs agent model api-base tasks trials k max-concurrency per-task retries trial-timeout tool-timeout memory-limit "
-        "reuse session checkpoint-dir retry-errors think-time compare-serial report json quiet"
+        "size envs agent model api-base tasks trials k max-concurrency per-task retries trial-timeout tool-timeout "
+        "memory-limit reuse session checkpoint-dir retry-errors think-time compare-serial report json quiet"
     )
     named = set(re.findall(r"--([a-z-]+)", done.stdout))
     assert set(options.split()) - named == set()
