@@ -19,7 +19,7 @@ from rich.console import Console
 
 from corral.agents.scripted import check_think_time
 from corral.errors import ConfigError, CorralError
-from corral.journal import new_session_id
+from corral.journal import Journal, new_session_id
 from corral.named import NamedBuilder, load_named
 from corral.pool.config import WorkerPoolConfig, available_cpus
 from corral.report.files import dump, stable_bytes
@@ -92,6 +92,8 @@ class _Order:
     session: str
     report: Path
     options: argparse.Namespace
+    recorded: bool
+    """Whether the session, or the serial one beside it, has results of an earlier run."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -125,6 +127,9 @@ def _order(options: argparse.Namespace) -> _Order:
         reuse=options.reuse,
     )
     at_once = options.max_concurrency if options.max_concurrency is not None else pool.workers
+    for name in ("session", "checkpoint_dir", "model", "report", "envs", "agent"):
+        if getattr(options, name) == "":
+            raise ConfigError(f"--{name.replace('_', '-')} is empty")
     session = options.session or new_session_id(datetime.now().astimezone(), SystemRandom())
     runner = CorralRunner(
         NamedBuilder(options.envs or WETLAB),
@@ -144,7 +149,11 @@ def _order(options: argparse.Namespace) -> _Order:
         "progress": not options.quiet,
     }
     report = Path(options.report) if options.report else Path(options.checkpoint_dir) / session / "report.json"
-    return _Order(runner, bench, pool, session, report, options)
+    if report.is_dir():
+        raise ConfigError(f"--report {report} is a folder: name a file")
+    folder = Path(options.checkpoint_dir)
+    recorded = any(Journal.exists(folder / name) for name in (session, f"{session}-serial"))
+    return _Order(runner, bench, pool, session, report, options, recorded)
 
 
 def _trials(options: argparse.Namespace) -> int:
@@ -218,8 +227,9 @@ async def _run(order: _Order, stop: _Stop) -> int:
     status = EXIT_NOT_GRADED
     with unwrapped():
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stop.watch, tasks.cancel_scope)
-            status = await _bench(order)
+            with anyio.CancelScope() as run:  # the watch goes on while the run is taken down: a second signal counts
+                tasks.start_soon(stop.watch, run)
+                status = await _bench(order)
             tasks.cancel_scope.cancel()
     if stop.signal is not None:
         raise _Interrupted
@@ -252,26 +262,39 @@ def _print(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | Non
         return
     console = Console(highlight=False)
     if options.quiet:
-        coverage = result.coverage
-        console.print(
-            f"{coverage.graded} of {coverage.planned} trials graded, average score {result.average_score():.3f}"
-        )
+        console.print(_one_line(result), soft_wrap=True, markup=False)
     else:
         print_result(result, console)
         console.print(f"Report: {order.report}", soft_wrap=True, markup=False)
     if serial is not None:
-        compared = _comparison(result, serial)
-        equal = "equal" if compared["equal"] else "NOT equal"
-        console.print(
-            f"Serially, with no pool: {compared['wall_s']:.1f} s against {result.wall_seconds:.1f} s, "
-            f"{compared['speed_up']:.2f} x; the reports are {equal} but for timings.",
-            soft_wrap=True,
-        )
+        console.print(_compared(order, result, serial), soft_wrap=True)
 
 
-def _comparison(result: BenchmarkResult, serial: BenchmarkResult) -> dict[str, Any]:
+def _compared(order: _Order, result: BenchmarkResult, serial: BenchmarkResult) -> str:
+    compared = _comparison(order, result, serial)
+    reports = "the reports are equal, timings aside" if compared["equal"] else "the reports DIFFER, not in timings only"
+    if compared["speed_up"] is None:
+        return f"Serially, with no pool: {reports}. (Trials were recorded before, so the times tell nothing.)"
+    return (
+        f"Serially, with no pool: {compared['wall_s']:.1f} s against {result.wall_seconds:.1f} s, "
+        f"{compared['speed_up']:.2f} x; {reports}."
+    )
+
+
+def _one_line(result: BenchmarkResult) -> str:
+    coverage = result.coverage
+    line = f"{coverage.graded} of {coverage.planned} trials graded, average score {result.average_score():.3f}"
+    cause = result.first_cause()
+    return f"{line}; session {result.session_id}" + (f"; first cause: {cause}" if cause else "")
+
+
+def _comparison(order: _Order, result: BenchmarkResult, serial: BenchmarkResult) -> dict[str, Any]:
     took, alone = result.wall_seconds or math.nan, serial.wall_seconds or math.nan
-    return {"wall_s": alone, "speed_up": alone / took, "equal": stable_bytes(result) == stable_bytes(serial)}
+    return {
+        "wall_s": alone,
+        "speed_up": None if order.recorded else alone / took,
+        "equal": stable_bytes(result) == stable_bytes(serial),
+    }
 
 
 def _document(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | None) -> dict[str, Any]:
@@ -298,5 +321,5 @@ def _document(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | 
         "tasks": {task_id: {"scores": task.scores} for task_id, task in result.task_results.items()},
     }
     if serial is not None:
-        document["compare_serial"] = _comparison(result, serial)
+        document["compare_serial"] = _comparison(order, result, serial)
     return document

@@ -54,4 +54,7 @@ class NamedBuilder:
 
     def __call__(self) -> Mapping[str, Any]:
         """Import the builder and call it."""
-        return load_named(self.label, "--envs")()  # type: ignore[no-any-return]
+        builder = load_named(self.label, "--envs")
+        if not callable(builder):
+            raise ConfigError(f"--envs: {self.label} is no function, but {builder!r}")
+        return builder()  # type: ignore[no-any-return]

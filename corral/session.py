@@ -60,7 +60,9 @@ class Session:
         self, checkpoint_dir: Path, settings: RunSettings, plan: Plan, connection: Connection, crew: Crew
     ) -> None:
         self.session_id = settings.session_id or new_session_id(datetime.now().astimezone(), SystemRandom())
-        self.seed = settings.seed if settings.seed is not None else secrets.randbits(63)
+        self.seed = (
+            settings.seed if settings.seed is not None else secrets.randbits(53)
+        )  # a number that every reader of JSON keeps exactly
         self.results: dict[TrialKey, TaskTrialResult] = {}
         self._directory = checkpoint_dir / self.session_id
         self._settings = settings
@@ -72,6 +74,7 @@ class Session:
         self.model: str | None = None
         self._journal: Journal
         self._recorded_header: Header | None = None
+        self._has_run = False
         self._run_id = f"run_{secrets.token_hex(8)}"
 
     # ---- the journal ----
@@ -101,7 +104,12 @@ class Session:
             yield
 
     async def conclude(self, result: BenchmarkResult) -> None:
-        """Write down what no trial's record tells, so that the journal holds the whole report."""
+        """Write down what no trial's record tells, so that the journal holds the whole report.
+
+        A run that found everything recorded has nothing to tell: the word of the one before stands.
+        """
+        if not self._has_run:
+            return
         try:
             await call_blocking(lambda: self._journal.append_run(result.closing_record()))
         except JournalError as error:  # every trial is on the disk: the result is worth more than this line
@@ -168,6 +176,7 @@ class Session:
     async def run(self, display: Progress) -> None:
         """Run what has no record yet."""
         pending, earlier = await self._pending(), frozenset(self.results)
+        self._has_run = any(job.key not in pending.recorded for job in pending.jobs)
         display.planned(self._plan.size, len(pending.recorded))
         driver = TrialDriver(self._connection, self._settings, self._crew, self.identity, display, self._outputs_of)
 

@@ -213,7 +213,7 @@ def test_compare_serial_and_think_time(tmp_path: Path) -> None:
     assert compared["equal"] is True
     assert compared["wall_s"] >= 3 * 2 * 0.15
     done = corral(tmp_path, *arguments, "--compare-serial", "--quiet")
-    assert "the reports are equal but for timings" in done.stdout.replace("\n", " ")
+    assert "the reports are equal, timings aside" in done.stdout.replace("\n", " ")
 
 
 def test_the_report_goes_where_it_is_wanted(tmp_path: Path) -> None:
@@ -235,8 +235,20 @@ def test_what_is_printed_into_a_pipe_has_no_escapes_and_no_progress_beside_it(tm
 
 
 def test_quiet_is_one_line(tmp_path: Path) -> None:
-    done = corral(tmp_path, *OWN, "--size", "1", "--tasks", "p,t", "--quiet")
-    assert (done.stdout, done.stderr) == ("2 of 2 trials graded, average score 1.000\n", "")
+    done = corral(tmp_path, *OWN, "--size", "1", "--tasks", "p,t", "--quiet", "--session", "calm")
+    assert (done.stdout, done.stderr) == ("2 of 2 trials graded, average score 1.000; session calm\n", "")
+
+
+@pytest.mark.parametrize("option", ["--session", "--checkpoint-dir", "--model", "--report"])
+def test_an_empty_value_is_refused(option: str, tmp_path: Path) -> None:
+    done = corral(tmp_path, *OWN, option, "")
+    assert (done.returncode, done.stderr) == (2, f"corral: {option} is empty\n")
+
+
+def test_a_finished_session_is_not_compared_by_its_times(tmp_path: Path) -> None:
+    again = [*OWN, "--size", "1", "--tasks", "p", "--session", "twice", "--compare-serial"]
+    assert " x; the reports are equal" in corral(tmp_path, *again).stdout
+    assert "recorded before, so the times tell nothing" in corral(tmp_path, *again).stdout
 
 
 @pytest.mark.parametrize("envs", ["orbits", "balance"])

@@ -153,7 +153,7 @@ class LiveProgress(Silent):
 
     def _counts(self) -> Text:
         tally = self._tally
-        text = Text(f"{tally.done} of {tally.total} recorded, {tally.successes} succeeded", no_wrap=True)
+        text = Text(f"{tally.done} of {tally.total} recorded, {tally.success_text()}", no_wrap=True)
         if tally.failures:
             text.append(", ").append(kinds(tally.failures), style="yellow")
         text.overflow = "ellipsis"

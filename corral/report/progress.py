@@ -193,6 +193,12 @@ class Tally(Silent):
         """The running trials, those first that have run longest: a hang comes to the top."""
         return sorted(self.running.values(), key=lambda trial: (trial.since, trial.key))
 
+    def success_text(self) -> str:
+        """How many succeeded; of this run's trials, where earlier runs recorded some."""
+        if not self.recorded_before:
+            return f"{self.successes} succeeded"
+        return f"{self.successes} of {self.recorded_now} new ones succeeded"
+
     def pace_text(self) -> str:
         """Time gone, throughput and time to go."""
         parts = [clock_time(self.elapsed)]
@@ -294,7 +300,7 @@ class LineProgress(Tally):
                 self._write(self._line())
 
     def _line(self) -> str:
-        parts = [f"{self.done} of {self.total} recorded", f"{self.successes} succeeded"]
+        parts = [f"{self.done} of {self.total} recorded", self.success_text()]
         parts += [kinds(self.failures)] if self.failures else []
         parts += [f"{len(self.running)} running"] if self.running else []
         parts += [f"waiting for {kinds(self.waits)}"] if self.waits and self.running else []

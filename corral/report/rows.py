@@ -21,6 +21,9 @@ from corral.types import TaskTrialResult
 if TYPE_CHECKING:
     from corral.report.result import BenchmarkResult
 
+EXTRAS = {"pyarrow": "parquet"}
+"""The extra that brings a package, where it is not called like it."""
+
 COLUMNS: dict[str, type] = {
     "session": str, "run_name": str, "model": str, "task_id": str, "trial_index": int, "score": float, "success": bool,
     "graded": bool, "failure": str, "error_message": str, "surrendered": bool, "agent_status": str, "answer": str,
@@ -127,7 +130,7 @@ def _first_of(names: Iterable[str]) -> Any:
             return importlib.import_module(name)
         except ImportError:
             continue
-    raise ConfigError(f"this needs {' or '.join(wanted)}: pip install 'corral[{wanted[0]}]'")
+    raise ConfigError(f"this needs {' or '.join(wanted)}: pip install 'corral[{EXTRAS.get(wanted[0], wanted[0])}]'")
 
 
 Writer = Callable[["BenchmarkResult", str | os.PathLike[str]], Path]

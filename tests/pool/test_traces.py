@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ def test_what_each_kind_of_process_shows_the_next_trial(tmp_path: Path) -> None:
     assert look("worker") == ["x", True, ["one", "two"]]
 
 
-def test_a_look_is_cheap_and_calls_no_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_calls_no_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     class Touchy:
         def __getattribute__(self, name: str) -> Any:
             raise AssertionError(name)
@@ -101,9 +100,7 @@ def test_a_look_is_cheap_and_calls_no_code_of_the_user(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(leaky, "kept", [Touchy(), list(range(1_000_000)), {n: [n] for n in range(100_000)}])
     traces = Traces({"tests"})
-    began = time.perf_counter()
     assert traces.left_since() is None
-    assert time.perf_counter() - began < 0.5
     assert "tests.support.leaky" in sys.modules
 
 

@@ -150,9 +150,9 @@ class TestLines:
         lines.finished()
         assert stream.getvalue().splitlines() == [
             "corral: 4 trials planned, 1 of them recorded before",
-            "corral: 2 of 4 recorded; 1 succeeded; 1 running; waiting for slot 3; oldest a#0 in tool titrate for 0:08; "
-            "0:10, 6.0/min, about 0:20 to go",
-            "corral: 4 of 4 recorded; 1 succeeded; worker_died 1; 0:10, 18.0/min",
+            "corral: 2 of 4 recorded; 1 of 1 new ones succeeded; 1 running; waiting for slot 3; "
+            "oldest a#0 in tool titrate for 0:08; 0:10, 6.0/min, about 0:20 to go",
+            "corral: 4 of 4 recorded; 1 of 3 new ones succeeded; worker_died 1; 0:10, 18.0/min",
         ]
 
     def test_a_patient_one_says_nothing_of_a_short_run(self) -> None:
@@ -228,7 +228,7 @@ class TestLive:
         live.finished()
         assert page.splitlines()[0].startswith("3/4 ")
         assert "0:10, 12.0/min, about 0:05 to go" in page
-        assert "3 of 4 recorded, 1 succeeded, worker_died 1" in page
+        assert "3 of 4 recorded, 1 of 2 new ones succeeded, worker_died 1" in page
         assert "pool of 2: 2 leased, 1 restart" in page
         assert "waiting for: slot 3" in page
         assert "a#0" in page
@@ -270,7 +270,7 @@ class TestLive:
         live.finished()
         live.finished()
         live.recorded(graded("a", 5))
-        assert self.output(live).rstrip().endswith("3 of 4 recorded, 1 succeeded, worker_died 1")
+        assert self.output(live).rstrip().endswith("3 of 4 recorded, 1 of 2 new ones succeeded, worker_died 1")
         assert self.output(live).count("\x1b[?25l") == self.output(live).count("\x1b[?25h") == 1
 
     def test_with_the_refresh_thread(self) -> None:

@@ -106,7 +106,7 @@ function failing() {
   const pick = h("select", { "aria-label": "Kind of failure", onchange: (event) => { kind = event.target.value; draw(LIMIT); } },
     h("option", { value: "" }, `all kinds (${found.length})`),
     [...counts].sort().map(([name, count]) => h("option", { value: name }, `${name} (${count})`)));
-  section.append(h("h2", { id: "failing-title" }, `Failures: ${plural(found.length, "trial")}`), counts.size > 1 && h("div.tools", {}, pick), h("div.card.scroll", {}, table), more);
+  section.append(h("h2", { id: "failing-title" }, `Failures: ${plural(found.length, "trial")}`), ...(counts.size > 1 ? [h("div.tools", {}, pick)] : []), h("div.card.scroll", {}, table), more);
   draw(LIMIT);
 }
 
@@ -268,7 +268,7 @@ function run() {
   const metrics = Object.entries(data.metrics).map(([name, value]) => [name, value]);
   const pool = data.pool || {}, workers = Array.isArray(pool.workers) ? pool.workers : [];
   byId("run").append(h("h2", { id: "run-title" }, "The run"), h("div.two", {},
-    h("div.card", {}, facts([["session", data.session], ["seed", data.seed], ["journal", data.journal], ["peak memory of a trial", data.peak_rss && bytes(data.peak_rss)], ...Object.entries(data.token_usage).map(([name, value]) => [`tokens: ${name}`, value]), ...metrics.map(([name, value]) => [`metric ${name}`, value])])),
+    h("div.card", {}, facts([["session", data.session], ["seed", data.seed === null || data.seed === undefined ? data.seed : String(data.seed)], ["journal", data.journal], ["peak memory of a trial", data.peak_rss && bytes(data.peak_rss)], ...Object.entries(data.token_usage).map(([name, value]) => [`tokens: ${name}`, value]), ...metrics.map(([name, value]) => [`metric ${name}`, value])])),
     h("div.card", {}, facts(Object.entries(data.settings)))),
     workers.length ? h("div.card.scroll", { style: "margin-top:14px" }, h("table", {}, h("thead", {}, h("tr", {}, ["slot", "pid", "trials", "restarts", "busy"].map((name) => h("th.num", {}, name)), h("th.wide"))),
       h("tbody", {}, workers.map((worker) => h("tr", {}, [worker.slot, worker.pid, worker.trials, worker.restarts, data.wall_s && worker.busy_s !== undefined ? `${Math.min(100, Math.round(worker.busy_s / data.wall_s * 100))} %` : "–"].map((value) => h("td.num", {}, value === null || value === undefined ? "–" : String(value))), h("td.wide")))))) : null);
