@@ -14,7 +14,7 @@ MARK = "CORRAL_TEST_RUN"
 """Processes inherit this variable: so a child of a killed child, which nobody is the parent of, is found too."""
 
 PATIENCE = 5.0
-"""Seconds that a process may live on after its test: the engine's own promise (design.md, "No orphans")."""
+"""Seconds that a process may live on after its test: the engine's own promise."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

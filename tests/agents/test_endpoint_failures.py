@@ -35,7 +35,7 @@ def _agent(url: str, **options: Any) -> ToolCallingAgent:
 
 @pytest.mark.parametrize("status", [402, 429])
 async def test_a_cut_off_after_some_steps_is_no_loss_of_the_agent(status: int, tmp_path: Path) -> None:
-    """O04: 5 of 20 trials meet it after three tool calls. 15 are graded, 5 told apart, the range they leave stated."""
+    """5 of 20 trials meet it after three tool calls. 15 are graded, 5 told apart, the range they leave stated."""
 
     def script(conversation: Conversation) -> Turn | Fault:
         number = int(re.findall(r"scale-(\d+)", conversation.prompt)[0])
@@ -55,7 +55,7 @@ async def test_a_cut_off_after_some_steps_is_no_loss_of_the_agent(status: int, t
 
 
 async def test_an_endpoint_that_is_down_is_told_from_an_empty_answer(tmp_path: Path) -> None:
-    """O09."""
+    """A dead endpoint is no wrong answer; an empty answer by choice is one."""
     down = await only_trial(tmp_path / "down", lambda _: _agent(f"http://127.0.0.1:{free_port()}"))
     assert (down.graded, down.failure) == (False, "infrastructure")
     with serving(ScriptedEndpoint(saying(""))) as url:
@@ -92,7 +92,7 @@ async def test_the_second_attempt_may_succeed(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_key_fails_every_trial_and_the_summary_says_why(tmp_path: Path) -> None:
-    """O10."""
+    """A wrong key is told at once, and nothing is graded."""
     endpoint = ScriptedEndpoint(saying("42"), key="right")
     with serving(endpoint) as url:
         result = await run(tmp_path, lambda _: _agent(url, api_key="wrong"), interface=build_many(3))
@@ -128,7 +128,7 @@ class Asker(BaseAgent):
 
 
 async def test_an_agent_that_calls_an_agent_holds_nothing_that_it_waits_for(tmp_path: Path) -> None:
-    """M01: one trial of the model at a time, and its requests held back by a 429."""
+    """One trial of the model at a time, and its requests held back by a 429."""
     endpoint = ScriptedEndpoint(following(chains.solve), faults=Faults(at={1: Fault(status=429)}))
     limits = ConcurrencyConfig(global_trials=4, per_task=4, per_model={"openai/m": 1})
     with serving(endpoint) as url:

@@ -42,7 +42,7 @@ def test_a_model_solves_the_tasks(agent: list[str], tmp_path: Path) -> None:
 
 
 def test_a_wrong_key_is_no_success(tmp_path: Path) -> None:
-    """O10: nothing graded, the exit status says so, the cause is named."""
+    """Nothing graded, the exit status says so, the cause is named."""
     with ScriptedEndpoint(following(weigher), key="secret").serving() as url:
         model = ["--model", "openai/m", "--api-base", f"{url}/v1"]
         done = _corral(tmp_path, *model, OPENAI_API_KEY="wrong")
