@@ -280,7 +280,7 @@ def _output_block(
 
 
 def _removed_folder() -> int:
-    """The descriptor of a folder that is gone. A folder made and removed per run would cost a tenth of the run's time."""
+    """The descriptor of a folder that is gone: one made and removed for each run would cost a tenth of its time."""
     there = tempfile.mkdtemp(prefix="wetlab-")
     descriptor = os.open(there, os.O_RDONLY | os.O_DIRECTORY)
     os.rmdir(there)
