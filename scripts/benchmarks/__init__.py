@@ -1,0 +1,1 @@
+"""Programs that measure how fast Corral is, beside its peers: ``scripts/benchmark``."""

@@ -1,0 +1,157 @@
+"""What a trial in fresh process state costs over one in a process that served others, and what a crash costs.
+
+A trial here is opened, asked for its prompt, and closed, on a pool of one slot that does nothing else. The subjects
+take turns. "by spawn" comes while a spare interpreter waits, loaded; "at once" right after the trial before, when the
+spare has only just been started. CPU is of the supervisor, the worker and its trial processes together. Before a crash
+there is time for a spare to get ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import anyio
+import psutil
+
+from benchmarks.environments import build_work
+from benchmarks.measuring import Timings, count, cpu_seconds
+from benchmarks.pools import Served, serving
+from benchmarks.report import Report, progress
+from benchmarks.start import WARM, after_kill
+
+AT_ONCE = "by spawn, at once"
+MODES: dict[str, dict[str, Any]] = {
+    "reused": {"reuse": "worker"},
+    "by fork": {"fresh": "fork"},
+    "by spawn": {"fresh": "spawn"},
+    AT_ONCE: {"fresh": "spawn"},
+}
+
+
+def _wetlab() -> Mapping[str, Any]:
+    from corral.envs.wetlab import build_envs
+
+    return build_envs()
+
+
+ENVIRONMENTS: dict[str, Callable[[], Mapping[str, Any]]] = {"wetlab": _wetlab, "light": build_work}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
+    parser.add_argument("--rounds", type=count, default=10, help="trials by spawn; of the others, TRIALS in each round")
+    parser.add_argument("--trials", type=count, default=20, help="trials of a round")
+    parser.add_argument("--kills", type=int, default=10, help="crashes of each kind")
+
+
+def run(options: argparse.Namespace) -> Report:
+    report = Report("fresh", vars(options))
+    for name in options.environments:
+        if is_installed(name):
+            anyio.run(measure, report, name, options)
+        else:
+            report.table(f"A trial in fresh process state, {name}", {"trial": "text"}, [{"trial": "not installed"}])
+    return report
+
+
+def is_installed(name: str) -> bool:
+    """Whether an environment's engine is there."""
+    return name != "wetlab" or find_spec("phreeqc") is not None
+
+
+@dataclass
+class Subject:
+    """One way to have trials."""
+
+    served: Served
+    task_id: str
+    opened: Timings = field(default_factory=Timings)
+    """Until the first answer."""
+    whole: Timings = field(default_factory=Timings)
+    cpu: float = 0.0
+
+    async def trials(self, number: int, *, after: int = 0) -> None:
+        """One round; ``after`` others, which do not count."""
+        for _ in range(after):
+            await self._trial()
+        before = self._cpu()
+        times = [await self._trial() for _ in range(number)]
+        self.opened.rounds.append([opened for opened, _ in times])
+        self.whole.rounds.append([whole for _, whole in times])
+        self.cpu += self._cpu() - before
+
+    async def _trial(self) -> tuple[float, float]:
+        began = time.perf_counter()
+        trial = await self.served.open(self.task_id)
+        await trial.prompt()
+        opened = time.perf_counter() - began
+        await trial.close()
+        return opened, time.perf_counter() - began
+
+    def _cpu(self) -> float:
+        times = psutil.Process(self.served.pids()[0]).cpu_times()
+        return cpu_seconds() + times.user + times.system + times.children_user + times.children_system
+
+
+async def measure(report: Report, name: str, options: argparse.Namespace) -> None:
+    """The tables of one benchmark's environments."""
+    build = ENVIRONMENTS[name]
+    async with AsyncExitStack() as stack:
+        subjects: dict[str, Subject] = {}
+        for mode, settings in MODES.items():
+            progress(f"{name}: {mode}")
+            served = await stack.enter_async_context(serving(build, 1, **settings))
+            subjects[mode] = Subject(served, next(iter(served.pool.catalogue)))
+        starts = subjects["by spawn"].served.pool.statistics().workers[0].start_s
+        warm = max(WARM, 3 * starts)
+        for _ in range(options.rounds):
+            for mode, subject in subjects.items():
+                if mode == "by spawn":
+                    await anyio.sleep(warm)
+                if mode.startswith("by spawn"):
+                    await subject.trials(1, after=int(mode == AT_ONCE))
+                else:
+                    await subject.trials(options.trials)
+        _show(report, name, subjects)
+        if options.kills:
+            progress(f"{name}: crashes")
+            await _crash(report, name, subjects, options.kills, warm)
+
+
+def _show(report: Report, name: str, subjects: dict[str, Subject]) -> None:
+    reused = subjects["reused"]
+    rows = [
+        {
+            "trial": mode,
+            "first answer": subject.opened.median,
+            "whole": subject.whole.median,
+            "p99": subject.whole.p99,
+            "over reused": subject.whole.median - reused.whole.median,
+            "CPU": subject.cpu / len(subject.whole.all),
+        }
+        for mode, subject in subjects.items()
+    ]
+    columns = {"trial": "text", "first answer": "s", "whole": "s", "p99": "s", "over reused": "s", "CPU": "s"}
+    report.table(f"A trial in fresh process state, {name}", columns, rows)
+    over = subjects["by fork"].whole.median - reused.whole.median
+    report.target(f"a fresh trial by fork over a reused one, {name}", over, 0.005, "s")
+
+
+async def _crash(report: Report, name: str, subjects: dict[str, Subject], kills: int, warm: float) -> None:
+    rows = []
+    for mode in ("by fork", "by spawn"):
+        subject = subjects[mode]
+        pause = warm if mode == "by spawn" else 0.05
+        taken = [await after_kill(subject.served, "trial process", subject.task_id, pause) for _ in range(kills)]
+        crash = Timings([taken])
+        rows.append({"fresh": mode, "median": crash.median, "longest": max(taken)})
+        if mode == "by fork":
+            report.target(f"from a crash until the slot serves again, by fork, {name}", crash.median, 0.01, "s")
+    title = f"From a crash in a trial until the next trial answers, {name} ({kills} crashes)"
+    report.table(title, {"fresh": "text", "median": "s", "longest": "s"}, rows)

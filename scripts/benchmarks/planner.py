@@ -1,0 +1,179 @@
+"""What admission and recording cost by themselves, by the number of trials: no processes, no agents.
+
+The planner: up to a million trials that wait, of up to 10,000 tasks, under limits of every kind (trials in all, slots,
+per task, per model); durations are simulated. Measured is the CPU time of a release and of the admissions that follow
+it, by the number that wait meanwhile, and of letting a trial wait. The collector: results handed over by many tasks at
+once, written to a journal that is on the disk before they go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import heapq
+import random
+import statistics
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from benchmarks.measuring import count, cpu_seconds
+from benchmarks.report import Report, progress
+from corral.collector import Collector
+from corral.journal import Header, Journal
+from corral.planner import GLOBAL, SLOT, Planner, Request, model_resource, task_resource
+from corral.scratch import scratch_folder
+from corral.types import TaskTrialResult
+
+MOST_TASKS = 10_000
+MODELS = {"one": 8, "two": 16, "three": 24}
+AT_ONCE = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--waiting", nargs="+", type=count, default=[1_000, 10_000, 100_000, 1_000_000], help="trials that wait")
+    add("--releases", type=count, default=20_000, help="releases that are measured, at each number")
+    add("--records", nargs="+", type=count, default=[1_000, 10_000, 100_000], help="results that are recorded")
+    add("--rounds", type=count, default=3)
+
+
+def run(options: argparse.Namespace) -> Report:
+    report = Report("planner", vars(options))
+    measure_planner(report, options)
+    measure_collector(report, options)
+    return report
+
+
+# ---- the planner ----
+
+
+def requests(number: int, dice: random.Random) -> list[Request]:
+    """Trials in the order in which a session plans them: each task's turn comes once a round."""
+    tasks, models = min(number, MOST_TASKS), list(MODELS)
+    made = []
+    for index in range(number):
+        task = index % tasks
+        needs = {GLOBAL: 1, task_resource(f"task-{task}"): 1, model_resource(models[dice.randrange(3)]): 1}
+        if task % 2:  # every other task runs on the pool
+            needs[SLOT] = 1
+        made.append(Request(index, needs, index))
+    return made
+
+
+def filled(number: int, dice: random.Random) -> tuple[Planner, float]:
+    """A planner with so many waiting, and the CPU time that each took to be added."""
+    planner = Planner({GLOBAL: AT_ONCE, SLOT: 16} | {model_resource(name): limit for name, limit in MODELS.items()})
+    waiting = requests(number, dice)
+    for task in range(min(number, MOST_TASKS)):
+        planner.resize(task_resource(f"task-{task}"), 2)
+    gc.collect()
+    began = cpu_seconds()
+    for request in waiting:
+        planner.add(request)
+    return planner, (cpu_seconds() - began) / number
+
+
+def simulate(planner: Planner, dice: random.Random, most: int) -> tuple[int, float]:
+    """Run at most so many trials to their end. How many ended, and the CPU time that it took, all in all.
+
+    What the simulation itself takes is in it, and the same at any number: one look at the clock for each release would
+    cost as much as a release does.
+    """
+    now, ended = 0.0, 0
+    running: list[tuple[float, Any]] = []
+    for request in planner.admit():
+        heapq.heappush(running, (dice.expovariate(1.0), request.key))
+    began = cpu_seconds()
+    while running and ended < most:
+        now, key = heapq.heappop(running)
+        planner.release(key)
+        ended += 1
+        for request in planner.admit():
+            heapq.heappush(running, (now + dice.expovariate(1.0), request.key))
+    return ended, cpu_seconds() - began
+
+
+def one_round(number: int, releases: int, seed: int) -> dict[str, float]:
+    """Costs at a number of waiting trials; few are put before planners again and again, until enough have ended."""
+    dice = random.Random(seed)
+    ended, used, added = 0, 0.0, []
+    looks = 0
+    # So that many still wait at the end, no more than half are run.
+    most = max(1, min(releases, number // 2))
+    while ended < releases:
+        planner, cost = filled(number, dice)
+        before = planner.evaluations
+        more, seconds = simulate(planner, dice, min(most, releases - ended))
+        ended, used, looks = ended + more, used + seconds, looks + planner.evaluations - before
+        added.append(cost)
+    return {"admission": used / ended, "added": statistics.median(added), "looks": looks / ended}
+
+
+def measure_planner(report: Report, options: argparse.Namespace) -> None:
+    """One table: rounds of all numbers in turn."""
+    rounds: dict[int, list[dict[str, float]]] = {number: [] for number in options.waiting}
+    for index in range(options.rounds):
+        for number in options.waiting:
+            progress(f"{number:,} waiting trials")
+            rounds[number].append(one_round(number, options.releases, index))
+    rows: list[dict[str, Any]] = []
+    for number, found in rounds.items():
+        figures = {name: statistics.median(each[name] for each in found) for name in found[0]}
+        rows.append({"waiting": number, "tasks": min(number, MOST_TASKS), **figures})
+    columns = {"waiting": "n", "tasks": "n", "admission": "s", "looks": "n", "added": "s"}
+    title = f"The planner, {AT_ONCE} trials at once ({options.rounds} rounds of {options.releases} releases)"
+    report.table(
+        title, columns, rows,
+        "admission: a release and the admissions that follow; looks: nodes and requests looked at for it",
+    )  # fmt: skip
+    costs = [row["admission"] for row in rows]
+    what = f"a release and its admissions, from {options.waiting[0]:,} to {options.waiting[-1]:,} waiting"
+    report.target(f"{what}, dearest to cheapest", max(costs) / min(costs), 1.2)
+
+
+# ---- the collector ----
+
+
+async def record(number: int, folder: Path) -> tuple[float, float]:
+    """Wall and CPU seconds of recording so many results."""
+    header = Header.new("benchmark", {"task_ids": [], "trials_per_task": 1, "seed": 1}, {}, datetime.now(UTC))
+    journal = Journal.create(folder / "benchmark", header)
+    indices = iter(range(number))
+
+    async def hand_over() -> None:
+        for index in indices:
+            state = {"submitted_answer": index, "feedback": {"seen": [1.0, 2.0]}, "submitted": True}
+            messages = [{"role": "assistant", "content": f"the answer is {index}"}]
+            await collector.record(TaskTrialResult("task", index, 1.0, state, duration=0.5, messages=messages))
+
+    try:
+        began, cpu = time.perf_counter(), cpu_seconds()
+        async with Collector(journal) as collector, anyio.create_task_group() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.start_soon(hand_over)
+        return time.perf_counter() - began, cpu_seconds() - cpu
+    finally:
+        journal.close()
+
+
+def measure_collector(report: Report, options: argparse.Namespace) -> None:
+    """One table."""
+    rows = []
+    for number in options.records:
+        progress(f"{number:,} records")
+        with scratch_folder() as folder:
+            wall, used = anyio.run(record, number, Path(folder))
+            _, _, records = Journal.open_existing(Path(folder) / "benchmark")
+        if len(records) != number:
+            raise SystemExit(f"{len(records)} of {number} records are in the journal")
+        rows.append({"records": number, "wall": wall / number, "CPU": used / number})
+    title = f"The collector, {AT_ONCE} tasks at once, each record on the disk before its task goes on"
+    report.table(title, {"records": "n", "wall": "s", "CPU": "s"}, rows)
+    if len(rows) > 1:
+        growth = rows[-1]["CPU"] / rows[0]["CPU"]
+        what = f"CPU of a record, {options.records[-1]:,} of them, to {options.records[0]:,}"
+        report.target(what, growth, 1.2)
