@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,25 +30,15 @@ from starlette.routing import Route
 
 from corral import counters, openapi
 from corral.endpoints import ENDPOINTS, Endpoint, Visit
-from corral.errors import ConfigError, NotFound, SerializationError
-from corral.front import Front
+from corral.errors import NotFound
+from corral.exchange import JSON, Pending, answer, as_json, digest, key_of, outcome_of, problem, read_body, wait_of
+from corral.front import SWEEP, Front
 from corral.guard import Guard, trial_key
-from corral.once import GRACE, Operation, Operations
+from corral.guests import Gone
+from corral.once import Operations
 from corral.pool.config import WorkerPoolConfig
 from corral.pool.supervisor import WorkerPool
-from corral.protocol import (
-    KEY_HEADER,
-    KEY_PATTERN,
-    MAX_WAIT,
-    OWN_TYPE,
-    WAIT_HEADER,
-    NotJSON,
-    NotStarted,
-    TooLarge,
-    decode,
-    encode,
-    to_problem,
-)
+from corral.protocol import NotStarted, decode, encode, to_problem
 from corral.runtime import describe
 from corral.scratch import scratch_folder
 from corral.service import ServiceLimits, TrialService
@@ -62,9 +51,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("corral.server")
 
-SWEEP = 0.5
-"""Seconds between two looks at what is idle or abandoned."""
-JSON = "application/json"
 VERSION = version("corral")
 
 
@@ -175,10 +161,10 @@ class EnvironmentServer:
 
     async def _sweep(self, front: Front) -> None:
         while True:
-            await anyio.sleep(min(SWEEP, self._settings.idle_timeout / 4))
+            await anyio.sleep(min(SWEEP, self._settings.idle_timeout) / 4)
             try:
-                await front.look_around()
-                await self._operations.sweep()
+                await front.look_around(self._tasks)
+                self._operations.sweep()
             except Exception:
                 log.exception("sweeping failed")
 
@@ -202,31 +188,21 @@ class EnvironmentServer:
                     "the application's lifespan was not entered: use `async with app.lifespan()`, or a server that does"
                 )
             visit = await self._read(endpoint, request, self.front)
-            return self._answer(request, await self._carry_out(endpoint, visit, request))
-        except _Pending:
-            return _json(202, {"kind": "pending", "detail": "it has not ended yet: ask again under the same key"})
+            with self.front.visits.to(visit.place, request.is_disconnected):
+                value = await self._carry_out(endpoint, visit, request)
+            return answer(request, value, self._settings.max_result)
+        except Pending:
+            return as_json(202, {"kind": "pending", "detail": "it has not ended yet: ask again under the same key"})
         except Exception as error:
-            return self._problem(request, error)
+            return problem(request, error)
 
     async def _read(self, endpoint: Endpoint, request: Request, front: Front) -> Visit:
-        body = await self._body(request) if endpoint.body is not None else b""
-        read: Any = None
+        raw, body = b"", None
         if endpoint.body is not None:
-            read = endpoint.body.model_validate(decode(body) if body or endpoint.body_required else {})
+            raw = await read_body(request, self._settings.max_body)
+            body = endpoint.body.model_validate(decode(raw) if raw or endpoint.body_required else {})
         mcp_url = partial(self._mcp_url, request)
-        return Visit(front, request.path_params, request.query_params, read, self.server_id, mcp_url)
-
-    async def _body(self, request: Request) -> bytes:
-        limit, parts, size = self._settings.max_body, [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise TooLarge(f"the request's body is over this server's limit of {limit / 2**20:g} MiB")
-            parts.append(part)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if size and kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
-            raise NotJSON(f"the body must be {JSON}, not {kind or 'without a content type'}")
-        return b"".join(parts)
+        return Visit(front, request.path_params, request.query_params, raw, body, self.server_id, mcp_url)
 
     def _mcp_url(self, request: Request, runtime_id: str) -> str:
         url = f"{request.base_url}trials/{runtime_id}/mcp"
@@ -234,31 +210,32 @@ class EnvironmentServer:
         return url if token is None else f"{url}?key={trial_key(token, runtime_id)}"
 
     async def _carry_out(self, endpoint: Endpoint, visit: Visit, request: Request) -> Any:
-        key, wait = _key(request), _wait(request)
+        key, wait = key_of(request), wait_of(request)
         work = partial(endpoint.handle, visit)
         if key is None and endpoint.undo is None:
             return await work()
         undo = partial(endpoint.undo, visit.front) if endpoint.undo is not None else None
-        asked = (endpoint.method, request.scope["path"], request.scope["query_string"], visit.body)
-        name, grace = (f"client {key}", GRACE) if key is not None else (secrets.token_hex(8), 0.0)
-        operation = self._operations.begin(visit.scope, name, asked, work, undo, grace)
-        value = await _outcome(operation, request, wait if key is not None else None)
+        operation = self._operations.begin(visit.scope, key, digest(request, visit.raw), work, undo)
+        value = await outcome_of(operation, request, wait if key is not None else None)
         if endpoint.method == "DELETE":  # nobody asks again for what a closed trial gave
-            self._operations.drop(visit.scope, but=name)
+            self._operations.drop(visit.scope, but=key)
         return value
 
-    async def _ask_apart(self, runtime_id: str, action: Action, *arguments: Any) -> Any:
+    async def _ask_apart(self, gone: Gone, runtime_id: str, action: Action, *arguments: Any) -> Any:
         """Ask in a task of its own: a client that goes away must not break the trial in the middle of a call."""
         if self.front is None:
             raise NotFound("trial", runtime_id)
         work = partial(self.front.ask, runtime_id, action, *arguments)
-        key = secrets.token_hex(8)
-        return await self._operations.begin(runtime_id, key, None, work, None, 0.0).outcome()
+        with self.front.visits.to(("trial", runtime_id), gone):
+            return await self._operations.begin(runtime_id, None, b"", work).outcome()
 
     async def _serve_mcp(self, scope: Any, receive: Any, send: Any) -> None:
-        runtime_id = scope["path_params"]["trial_id"]
-        if self.front is None or not self.front.has(runtime_id):
-            await _json(404, _rpc_error(NotFound("trial", runtime_id)))(scope, receive, send)
+        try:
+            if self.front is None:
+                raise NotFound("trial", scope["path_params"]["trial_id"])
+            self.front.find(scope["path_params"]["trial_id"])
+        except NotFound as error:
+            await as_json(404, _rpc_error(error))(scope, receive, send)
             return
         bridge = self._mcp or await self._start_mcp()
         await bridge(scope, receive, send)
@@ -268,28 +245,14 @@ class EnvironmentServer:
         async with self._mcp_starting:
             if self._mcp is None:
                 module = await call_blocking(importlib.import_module, "corral.mcp_bridge")
-                bridge: McpBridge = module.McpBridge(self._ask_apart, VERSION, max_body=self._settings.max_body)
+                bridge: McpBridge = module.McpBridge(
+                    self._ask_apart, VERSION, max_body=self._settings.max_body, max_result=self._settings.max_result
+                )
                 await self._tasks.start(bridge.run)
                 self._mcp = bridge
         return self._mcp
 
     # ---- answers ----
-
-    def _answer(self, request: Request, value: Any) -> Response:
-        own = OWN_TYPE in request.headers.get("accept", "")
-        body = encode(value, strict=not own)
-        if len(body) > (limit := self._settings.max_result):
-            raise SerializationError(
-                f"the answer to {request.url.path} has {len(body) / 2**20:.1f} MiB, over this server's limit of "
-                f"{limit / 2**20:g} MiB"
-            )
-        return Response(body, media_type=OWN_TYPE if own else JSON)
-
-    def _problem(self, request: Request, error: Exception) -> Response:
-        status, body, headers = to_problem(error)
-        if body["kind"] in ("internal", "protocol"):
-            log.error("a request failed", exc_info=error, extra={"facts": {"path": request.url.path}})
-        return _json(status, body, headers)
 
     async def _openapi(self, request: Request) -> Response:
         return Response(self._document, media_type=JSON)
@@ -299,7 +262,7 @@ class EnvironmentServer:
 
     async def _metrics(self, request: Request) -> Response:
         if self.front is None:
-            return self._problem(request, NotStarted("the server has not started yet"))
+            return problem(request, NotStarted("the server has not started yet"))
         return Response(self.front.counters.text(), media_type=counters.CONTENT_TYPE)
 
 
@@ -313,63 +276,6 @@ class _App:
         await self._serve(scope, receive, send)
 
 
-class _Pending(Exception):
-    """The operation goes on."""
-
-
-def _key(request: Request) -> str | None:
-    key = request.headers.get(KEY_HEADER)
-    if key is not None and not re.fullmatch(KEY_PATTERN, key):
-        raise ConfigError(f"{KEY_HEADER} must be 1 to 200 letters, digits, - and _, not {key!r:.100}")
-    return key
-
-
-def _wait(request: Request) -> float | None:
-    given = request.headers.get(WAIT_HEADER)
-    if given is None:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_WAIT:
-        raise ConfigError(f"{WAIT_HEADER} must be a number of seconds from 0 to {MAX_WAIT:g}, not {given!r}")
-    return seconds
-
-
-async def _outcome(operation: Operation, request: Request, wait: float | None) -> Any:
-    """The operation's outcome; _Pending when the wait is over, or its client has gone."""
-    if operation.undo is None:
-        with anyio.move_on_after(wait):
-            return await operation.outcome()
-        raise _Pending
-    outcome: list[Any] = []
-    errors: list[Exception] = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_cancel_when_gone, request, tasks.cancel_scope)
-        with anyio.move_on_after(wait):
-            try:
-                outcome.append(await operation.outcome())
-            except Exception as error:
-                errors.append(error)
-        tasks.cancel_scope.cancel()
-    if errors:
-        raise errors[0]
-    if not outcome:
-        raise _Pending
-    return outcome[0]
-
-
-async def _cancel_when_gone(request: Request, scope: anyio.CancelScope) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
-
-
-def _json(status: int, data: Any, headers: dict[str, str] | None = None) -> Response:
-    return Response(encode(data), status, headers, media_type=JSON)
-
-
 def _rpc_error(error: NotFound) -> dict[str, Any]:
     """For MCP clients, which read errors of their own kind only."""
     _, problem, _ = to_problem(error)
@@ -380,7 +286,7 @@ def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = "not_found" if error.status_code == 404 else "refused"
     detail = f"there is no {request.method} {request.url.path} here; /docs lists what there is"
-    return _json(error.status_code, {"kind": kind, "detail": detail}, dict(error.headers or {}))
+    return as_json(error.status_code, {"kind": kind, "detail": detail}, dict(error.headers or {}))
 
 
 def _gauges(front: Front) -> dict[str, float]:

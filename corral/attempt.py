@@ -28,13 +28,16 @@ from corral.errors import (
     ErrorRecord,
     FailureKind,
     InfrastructureError,
+    NoSlot,
     ProtocolError,
     ScoringError,
+    SubmissionError,
     TrialError,
 )
 from corral.pool.wire import Closed
 from corral.report.progress import Progress
 from corral.scheduler import Job
+from corral.service import TrialService
 from corral.settings import RunSettings
 from corral.threads import call_blocking
 from corral.types import Attempt, TaskTrialResult, Timings, ToolCall, TrialContext, TrialKey, WorkerRef, derive_seed
@@ -125,10 +128,14 @@ class TrialDriver:
         self._progress = progress
         self._outputs_of = outputs_of
         self._courses: dict[TrialKey, _Course] = {}
+        self._put_off: dict[TrialKey, tuple[float, list[Attempt]]] = {}
+        """When trials began, and their attempts so far, that have to wait for a slot again."""
 
     def tell_phases(self) -> None:
         """Tell the progress display what the trials are at that are with their agents, as far as the router sees it."""
         for key, course in self._courses.items():
+            if course.phase == "set-up":
+                self._tell_place(key)
             trial = self._watched(course) if course.phase == "agent" else None
             if trial is not None:
                 made = len(trial.calls)
@@ -136,12 +143,15 @@ class TrialDriver:
                 self._progress.phase(key, busy if made or trial.calling else "agent")
 
     async def run(self, job: Job, configured: Callable[[], None]) -> TaskTrialResult:
-        """Attempt a trial until it has a result or its retries are spent."""
-        began = time.monotonic()
-        attempts: list[Attempt] = []
+        """Attempt a trial until it has a result or its retries are spent. NoSlot: call it again when there is one."""
+        began, attempts = self._put_off.pop(job.key, (time.monotonic(), []))
         while True:
             number = len(attempts) + 1
-            course = await self._attempt(job, configured)
+            try:
+                course = await self._attempt(job, configured)
+            except NoSlot:
+                self._put_off[job.key] = began, attempts
+                raise
             attempts.append(_evidence(number, course))
             failure = course.error.kind if course.error else None
             if failure is None or not failure.retried or number > self._settings.retries:
@@ -157,7 +167,7 @@ class TrialDriver:
                 await self._work(job, course, configured)
             finally:
                 await self._close(course)
-        except ProtocolError:
+        except (ProtocolError, NoSlot):
             raise
         except Exception as error:
             course.error = course.error or blame(error)
@@ -182,6 +192,19 @@ class TrialDriver:
             outputs=self._outputs_of(job),
         )
         course.worker = course.opened.get("worker")
+        self._progress_placed(job.key, course.worker)
+
+    def _tell_place(self, key: TrialKey) -> None:
+        """Where a trial is that is being set up, as far as the router sees it."""
+        service = getattr(self._connection.router, "service", None)
+        trial = service.opening.get(key) if isinstance(service, TrialService) else None
+        if trial is not None:
+            self._progress_placed(key, trial.host.worker)
+
+    def _progress_placed(self, key: TrialKey, worker: WorkerRef | None) -> None:
+        # Displays that somebody wrote need not have it.
+        if (placed := getattr(self._progress, "placed", None)) is not None:
+            placed(key, worker)
 
     async def _work(self, job: Job, course: _Course, configured: Callable[[], None]) -> None:
         bound = self._connection.bind(course.opened or {}, job.key.task_id, self._settings)
@@ -195,6 +218,7 @@ class TrialDriver:
             self._progress.phase(job.key, "scoring")
             await self._conclude(job, course, bound)
         if limit.cancelled_caught and seconds is not None:
+            await self._connection.review(course.opened or {})
             trial = self._watched(course)
             busy = trial.phase if trial is not None and trial.calling else course.phase
             course.error = self._fault(course) or too_slow(busy, seconds)
@@ -211,21 +235,36 @@ class TrialDriver:
     async def _run_agent(self, job: Job, course: _Course, bound: Any) -> None:
         course.agent = await self._crew.hire(self._identity.context(job.key))
         interface = self._connection.interface_for(course.agent, bound)
+        given, failure = None, None
         try:
             if runs_on_loop(course.agent):
                 given = await _on_loop(course.agent, interface, job.key.task_id)
             else:
                 given = await call_blocking(_in_thread, course.agent, interface, job.key.task_id)
         except (Exception, SystemExit) as error:
-            fault = self._fault(course)
-            raise fault or blame_agent(error) from error
+            failure = error
+        if not isinstance(failure, TrialError):  # else it came by way of the router, which has seen it
+            await self._connection.review(course.opened or {})
         if (fault := self._fault(course)) is not None:
-            raise fault
+            raise fault from failure
+        if failure is not None:
+            raise blame_agent(failure) from failure
         if not isinstance(given, AgentRunResult):
             raise AgentError(f"the agent gave {given!r:.200} instead of an AgentRunResult")
         course.run = given
 
     async def _conclude(self, job: Job, course: _Course, bound: Any) -> None:
+        try:
+            await self._hand_in(job, course, bound)
+        except SubmissionError:
+            # A submission of the agent's own may still have been under way.
+            await self._connection.review(course.opened or {})
+            trial = self._watched(course)
+            if trial is None or trial.result is None:
+                raise
+            course.result = trial.result
+
+    async def _hand_in(self, job: Job, course: _Course, bound: Any) -> None:
         run = course.run
         assert run is not None
         if (trial := self._watched(course)) is not None and trial.result is not None:
@@ -331,7 +370,7 @@ def _evidence(number: int, course: _Course) -> Attempt:
         peak_rss=course.closed.get("peak_rss") or None,
         cpu_seconds=course.closed.get("cpu_seconds") or None,
         traceback=error.record.traceback if error and error.record else "",
-        output=error.output if error else "",
+        output=(error.output if error else "") or course.closed.get("output") or "",
         **course.times(),
     )
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from corral.data import to_data
 from corral.errors import ConfigError, InfrastructureError, SerializationError, SubmissionError, TrialError
 from corral.protocol import KEY_HEADER, OWN_TYPE, WAIT_HEADER, decode, encode, to_error, to_worker
-from corral.records import from_record
+from corral.records import from_record, known_fields
 from corral.types import TaskTrialResult, ToolCall, ToolResponse, TrialKey, Verbosity, WorkerRef
 
 T = TypeVar("T")
@@ -97,6 +97,14 @@ class Place:
     def state(self, task_id: str) -> Call[dict[str, Any]]:
         """The environment's state."""
         return _call("GET", self._path(task_id, "state"), dict)
+
+    def history(self) -> Call[dict[str, Any]]:
+        """What the server saw pass of the trial."""
+        return _call("GET", self._path("", "history"), dict)
+
+    def seen_calls(self) -> Call[list[ToolCall]]:
+        """The tool calls that it saw."""
+        return _call("GET", self._path("", "history/calls"), lambda data: [_seen(call) for call in data["calls"]])
 
     def execute(self, task_id: str, tool_name: str, arguments: Mapping[str, Any]) -> Call[ToolResponse]:
         """A tool call. SerializationError for arguments that are no data."""
@@ -182,6 +190,10 @@ def _tool_response(data: Mapping[str, Any]) -> ToolResponse:
     return ToolResponse(bool(data["success"]), data.get("result"), data.get("error"))
 
 
+def _seen(data: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(**known_fields(ToolCall, data))
+
+
 def _quoted(text: str) -> str:
     return quote(text, safe="", errors="surrogatepass")
 
@@ -254,6 +266,16 @@ class SeenTrial:
     output: str = ""
     calling: int = 0
     """Calls that run."""
+
+    def reviewed(self, history: dict[str, Any]) -> bool:
+        """The server told what it saw. Whether its calls are others than those that came this way."""
+        self.phase = history["phase"]
+        self.calling = max(self.calling, history["running"])
+        if (fault := history.get("fault")) is not None and isinstance(error := to_error(500, fault), TrialError):
+            self.broke(error)
+        if (record := history.get("result")) is not None:
+            self.result = from_record(record)
+        return bool(history["calls"] != len(self.calls))
 
     def broke(self, error: TrialError) -> None:
         """The server said that the trial is broken."""

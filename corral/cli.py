@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,10 +23,12 @@ from corral.errors import ConfigError, CorralError
 from corral.journal import Journal, new_session_id
 from corral.named import NamedBuilder, load_named
 from corral.pool.config import WorkerPoolConfig, available_cpus
+from corral.report.exports import check_report
 from corral.report.files import dump, stable_bytes
 from corral.report.rendering import print_result
 from corral.report.result import BenchmarkResult
 from corral.runner import CorralRunner
+from corral.shell import Parser, let_go_of_output, stopping_signals
 from corral.types import TrialContext
 from corral.unwrap import unwrapped
 
@@ -44,7 +47,7 @@ exit status: 0 every planned trial was graded; 1 some were not, or the run faile
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of ``python -m corral.pool``."""
-    parse = argparse.ArgumentParser(
+    parse = Parser(
         prog="python -m corral.pool",
         description="Run a benchmark on a pool of worker interpreters. Without --envs: the wetlab benchmark, by its "
         "scripted expert.",
@@ -76,7 +79,9 @@ def parser() -> argparse.ArgumentParser:
         help="seconds that the scripted agents wait at each step, as a model would take to answer")  # fmt: skip
     add("--compare-serial", action="store_true",
         help="run the same plan again with no pool, one trial at a time, and compare")  # fmt: skip
-    add("--report", metavar="FILE", help="where the report goes (default: report.json in the session's folder)")
+    add("--report", metavar="FILE",
+        help="where the report goes; its ending says the format, such as .html or .json "
+        "(default: report.json in the session's folder)")  # fmt: skip
     add("--json", action="store_true", help="print one JSON document on standard output, and nothing else there")
     add("--quiet", action="store_true", help="no progress and no tables: one line at the end")
     return parse
@@ -111,12 +116,10 @@ def main(arguments: list[str] | None = None) -> int:
     except (CorralError, _ReportFailed) as error:
         errors.print(f"corral: {error}")
         return EXIT_NOT_GRADED
-    except (KeyboardInterrupt, _Interrupted):
-        number = stop.signal or signal.SIGINT
-        again = f"--session {order.session}" if order else ""
-        errors.print(
-            f"corral: stopped by {number.name}; what was finished is kept. The same command with {again} goes on."
-        )
+    except (KeyboardInterrupt, _Interrupted) as stopped:
+        number = stop.signal or signal.Signals(getattr(stopped, "number", signal.SIGINT))
+        kept = f"; what was finished is kept. The same command with --session {order.session} goes on." if order else ""
+        errors.print(f"corral: stopped by {number.name}{kept}")
         return 128 + number
 
 
@@ -149,8 +152,9 @@ def _order(options: argparse.Namespace) -> _Order:
         "progress": not options.quiet,
     }
     report = Path(options.report) if options.report else Path(options.checkpoint_dir) / session / "report.json"
-    if report.is_dir():
-        raise ConfigError(f"--report {report} is a folder: name a file")
+    if options.report:
+        _check_place(report)
+    check_report(report)
     folder = Path(options.checkpoint_dir)
     recorded = any(Journal.exists(folder / name) for name in (session, f"{session}-serial"))
     return _Order(runner, bench, pool, session, report, options, recorded)
@@ -198,8 +202,23 @@ def _agent_factory(options: argparse.Namespace) -> Callable[[TrialContext], Any]
     return make
 
 
+def _check_place(report: Path) -> None:
+    """Refuse a report that could not be written, before the run and not after it."""
+    if report.is_dir():
+        raise ConfigError(f"--report {report} is a folder: name a file")
+    if not report.parent.is_dir():
+        raise ConfigError(f"--report {report}: there is no folder {report.parent}")
+    try:  # nothing tells as surely as trying
+        if report.exists():
+            report.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=report.parent).close()
+    except OSError as error:
+        raise ConfigError(f"--report {report} cannot be written: {error.strerror}") from None
+
+
 class _ReportFailed(Exception):
-    """The run went well, but its report could not be written."""
+    """The run went well, but what it gave could not be written."""
 
 
 class _Interrupted(Exception):
@@ -214,8 +233,7 @@ class _Stop:
 
     async def watch(self, scope: anyio.CancelScope) -> None:
         """Until cancelled."""
-        names = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-        with anyio.open_signal_receiver(*names) as signals:
+        with anyio.open_signal_receiver(*stopping_signals()) as signals:
             async for number in signals:
                 if self.signal is not None:
                     os._exit(128 + number)
@@ -246,7 +264,14 @@ async def _bench(order: _Order) -> int:
     except OSError as error:
         raise _ReportFailed(f"the report cannot be written to {order.report}: {error.strerror}") from error
     serial = await _serial(order, result) if options.compare_serial else None
-    _print(order, result, serial)
+    try:
+        _print(order, result, serial)
+        sys.stdout.flush()
+    except OSError as error:
+        let_go_of_output()
+        if not isinstance(error, BrokenPipeError):  # whoever reads has seen enough
+            written = f"the report is in {order.report}"
+            raise _ReportFailed(f"standard output cannot be written: {error.strerror}; {written}") from error
     return EXIT_GRADED if result.coverage.complete else EXIT_NOT_GRADED
 
 

@@ -120,6 +120,11 @@ class Bound:
         """What this client saw of an open trial: its worker, its calls, what broke it."""
         return self.link.trials.get(trial_runtime_id)
 
+    def closed(self, trial_runtime_id: str, told: Mapping[str, Any]) -> None:
+        """A trial was closed."""
+        if (seen := self.link.trials.pop(trial_runtime_id, None)) is not None:
+            seen.output = seen.output or told.get("output") or ""
+
     def _seen(self) -> SeenTrial | None:
         return self.link.trials.get(self.trial_runtime_id or "")
 

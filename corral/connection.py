@@ -97,6 +97,13 @@ class Connection:
             return bound if is_async else _InThreads(bound)
         return SyncRouter(bound, self._bridge.call) if is_async else bound
 
+    async def review(self, opened: Mapping[str, Any]) -> None:
+        """Have the router's ``watch`` show what its own side saw of a trial: an agent may have gone past the router."""
+        review = getattr(self.router, "review_trial", None)
+        if review is not None and opened.get("trial_runtime_id") is not None:
+            with contextlib.suppress(NotFound):  # a server that does not tell
+                await self.call(review, opened["trial_runtime_id"])
+
     async def close_trial(self, opened: Mapping[str, Any]) -> dict[str, Any]:
         """Close a trial runtime; what its router says of it."""
         if opened["trial_runtime_id"] is None:

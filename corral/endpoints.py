@@ -10,13 +10,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from corral import protocol as p
+from corral import bodies as p
 from corral.front import Front
+from corral.guests import Place
+from corral.protocol import to_problem
 from corral.records import to_record
 from corral.types import Action, Verbosity, check_verbosity
 
 READ_ERRORS = (401, 403, 404, 422)
-WORK_ERRORS = (401, 403, 404, 409, 413, 415, 422, 500, 502, 503, 504, 507)
+WORK_ERRORS = (401, 403, 404, 408, 409, 413, 415, 422, 500, 502, 503, 504, 507)
+BODY_ERRORS = frozenset({408, 413, 415})
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Visit:
     front: Front
     params: Mapping[str, str]
     query: Mapping[str, str]
+    raw: bytes
+    """Its body as it came."""
     body: Any
     server_id: str
     mcp_url: Callable[[str], str]
@@ -34,6 +39,13 @@ class Visit:
     def scope(self) -> str:
         """What its idempotency key is unique in."""
         return self.params.get("trial_id") or " ".join(["other", *self.params.values()])
+
+    @property
+    def place(self) -> Place | None:
+        """What its client visits: a trial, or the shared surface of a task."""
+        if (trial_id := self.params.get("trial_id")) is not None:
+            return "trial", trial_id
+        return ("task", self.params["task_id"]) if "task_id" in self.params else None
 
     @property
     def verbosity(self) -> Verbosity:
@@ -149,7 +161,7 @@ async def _configure(visit: Visit) -> Any:
 
 def _surface(prefix: str, tag: str) -> list[Endpoint]:
     def read(path: str, summary: str, answer: Any, handle: Any, *, verbosity: bool = False) -> Endpoint:
-        errors = tuple(sorted({*WORK_ERRORS} - {413, 415}))
+        errors = tuple(sorted({*WORK_ERRORS} - BODY_ERRORS))
         return Endpoint("GET", prefix + path, summary, answer, handle, has_verbosity=verbosity, errors=errors, tag=tag)
 
     def act(path: str, summary: str, answer: Any, handle: Any, body: Any = None, *, required: bool = True) -> Endpoint:
@@ -193,10 +205,28 @@ async def _close(visit: Visit) -> Any:
     return closed.to_dict()
 
 
+async def _history(visit: Visit) -> Any:
+    trial = visit.front.find(visit.params["trial_id"])
+    return {
+        "phase": trial.phase,
+        "running": len(trial.calling),
+        "calls": len(trial.calls),
+        "fault": to_problem(trial.fault)[1] if trial.fault is not None else None,
+        "result": to_record(trial.result) if trial.result is not None else None,
+    }
+
+
+async def _calls(visit: Visit) -> Any:
+    trial = visit.front.find(visit.params["trial_id"])
+    return {"calls": [{name: getattr(call, name) for name in _CALL} for call in trial.calls]}
+
+
 async def _close_episode(visit: Visit) -> Any:
     await visit.front.close_episode(visit.params["episode_id"])
     return {"episode_id": visit.params["episode_id"]}
 
+
+_CALL = tuple(p.SeenCall.model_fields)
 
 ENDPOINTS: list[Endpoint] = [
     Endpoint("GET", "/tasks", "The ids of all tasks", p.TaskList, _tasks),
@@ -208,6 +238,10 @@ ENDPOINTS: list[Endpoint] = [
     Endpoint("POST", "/tasks/{task_id}/trials", "Open a trial runtime; waits for a free slot", p.OpenedTrial, _open,
              p.NewTrial, body_required=False, errors=WORK_ERRORS, undo=_forsake, tag="trials"),
     Endpoint("DELETE", "/trials/{trial_id}", "Close a trial", p.ClosedTrial, _close, tag="trials"),
+    Endpoint("GET", "/trials/{trial_id}/history", "What the server saw pass of a trial", p.History, _history,
+             errors=(*READ_ERRORS, 500), tag="trials"),
+    Endpoint("GET", "/trials/{trial_id}/history/calls", "The trial's tool calls", p.CallList, _calls,
+             errors=(*READ_ERRORS, 500), tag="trials"),
     Endpoint("DELETE", "/episodes/{episode_id}", "Close an episode and give back its slot", p.ClosedEpisode,
              _close_episode, tag="trials"),
     *_surface("/trials/{trial_id}", "trials"),

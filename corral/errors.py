@@ -171,6 +171,17 @@ class ProtocolError(CorralError):
     """The two sides of a worker's connection disagree: a fault of Corral itself."""
 
 
+class NoSlot(CorralError):
+    """Fewer slots are left than their user shares out, and this trial got none: it is to wait, and is charged nothing.
+
+    ``left``: how many there are.
+    """
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        super().__init__(f"only {left} slots of the worker pool are left")
+
+
 class TrialError(CorralError):
     """One attempt of one trial ended without an ordinary result.
 
@@ -209,6 +220,18 @@ class WorkerDied(TrialError):
         """The trial process ``pid`` on ``slot`` ended while ``phase`` ran."""
         return cls(
             f"the trial process (pid {pid}, slot {slot}) {describe_exit(status)} during {phase}",
+            exit_status=status,
+            output=output,
+        )
+
+    @classmethod
+    def with_its_worker(
+        cls, phase: str, *, worker: int, pid: int, slot: int, status: int | None, output: str = ""
+    ) -> Self:
+        """The worker that had made the trial process ended, with exit ``status``, and took it along."""
+        return cls(
+            f"the worker (pid {worker}, slot {slot}) {describe_exit(status)} during {phase}, and its trial process "
+            f"(pid {pid}) with it",
             exit_status=status,
             output=output,
         )

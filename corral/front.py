@@ -3,8 +3,9 @@
 Guarantees
     * Slots, and the gate of trials that run alone, go to the runs that wait for them in fair shares; more clients than
       slots wait, and none is refused.
-    * A trial, or an episode, that no client has used for ``idle_timeout`` seconds is closed and its slot given back. A
-      call that runs is use, however long it takes.
+    * A trial, or an episode, that no client has used for ``idle_timeout`` seconds is closed, and its slot is back at
+      most SWEEP seconds later. Waiting for a call's end is use, however long it takes; a call whose client has gone is
+      none, and is ended with the trial.
     * A task's shared trial that nothing was done in, or that is over, keeps no slot from anyone who waits.
     * Draining: no trial is opened any more, those that wait are told so, and what runs goes on.
 Assumption: nobody else opens or closes trials of the service.
@@ -16,62 +17,31 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
+from corral.bodies import NewTrial
 from corral.counters import Counters
 from corral.errors import ConfigError, NotFound, TrialError
+from corral.guests import Guest, Place, Stay, Visits
 from corral.open_trial import OpenTrial
 from corral.pool.wire import Closed
-from corral.protocol import Draining, NewTrial
+from corral.protocol import Draining
 from corral.service import TrialService
 from corral.turns import Turn, Turns
 from corral.types import Action, TaskInfo
 
 log = logging.getLogger("corral.server")
 
+SWEEP = 1.0
+"""Seconds after the idle limit within which what is idle, or abandoned, has given back its slot."""
+
 SHARED = "shared"
 """The run that the tasks' shared trials belong to."""
 
 _DEEDS = frozenset({Action.EXECUTE, Action.CONFIGURE})
-
-
-@dataclass(eq=False)
-class Guest:
-    """A trial or episode that clients use: what it holds, and when it was last used."""
-
-    name: str
-    run: str
-    turn: Turn | None = None
-    calls: int = 0
-    """Calls that run or wait."""
-    used_at: float = field(default_factory=time.monotonic)
-    began: bool = False
-    """Whether something was done in it."""
-
-    @asynccontextmanager
-    async def used(self) -> AsyncIterator[None]:
-        """It is in use while the block runs."""
-        self.calls += 1
-        try:
-            yield
-        finally:
-            self.calls -= 1
-            self.used_at = time.monotonic()
-
-    def idle(self, now: float) -> float:
-        """Seconds since it was last used."""
-        return 0.0 if self.calls else now - self.used_at
-
-
-@dataclass(eq=False)
-class _Stay(Guest):
-    """An episode."""
-
-    placing: anyio.Lock = field(default_factory=anyio.Lock)
-    trials: set[str] = field(default_factory=set)
 
 
 class Front:
@@ -85,10 +55,12 @@ class Front:
         self._slots = Turns(service.pool.size if service.pool is not None else 0)
         self._gate = Turns(1)
         self._trials: dict[str, Guest] = {}
-        self._stays: dict[str, _Stay] = {}
+        self._stays: dict[str, Stay] = {}
         self._shared: dict[str, Guest] = {}
         self._sharing: dict[str, anyio.Lock] = {}
         self._arriving: set[anyio.CancelScope] = set()
+        self.visits = Visits(self._used)
+        """Who waits for an answer: kept by who serves the requests."""
         self._calls = 0
         self._room = anyio.Lock()
 
@@ -109,9 +81,10 @@ class Front:
         """Calls into environments that run or wait for their turn."""
         return self._calls
 
-    def has(self, runtime_id: str) -> bool:
-        """Whether a trial is open."""
-        return runtime_id in self._trials
+    def find(self, runtime_id: str) -> OpenTrial:
+        """An open trial, as the service keeps it. NotFound if there is none of that id, or it is a shared one."""
+        self._guest(runtime_id)
+        return self.service.find(runtime_id)
 
     def info(self, task_id: str) -> TaskInfo:
         """A task of the catalogue; NotFound for an unknown one."""
@@ -127,7 +100,7 @@ class Front:
         info, began = self.info(task_id), time.monotonic()
         guest = Guest("", order.benchmark_run_id or "")
         stay = self._stay(order, guest.run)
-        async with self._arrival(), (stay or guest).used():
+        async with self._arrival(stay):
             await self._place(info, guest, stay)
             try:
                 trial = await self.service.create_trial(task_id, **_wanted(order))
@@ -135,7 +108,7 @@ class Front:
                 self._leave(guest, info)
                 raise
         guest.name = trial.runtime_id
-        guest.used_at = time.monotonic()
+        guest.use()
         self._trials[trial.runtime_id] = guest
         if stay is not None:
             stay.trials.add(trial.runtime_id)
@@ -144,28 +117,33 @@ class Front:
         return trial
 
     @asynccontextmanager
-    async def _arrival(self) -> AsyncIterator[None]:
+    async def _arrival(self, stay: Stay | None = None) -> AsyncIterator[None]:
         sentence = "the environment server is stopping and opens no trials any more"
         if self.draining:
             raise Draining(sentence)
         with anyio.CancelScope() as scope:
             self._arriving.add(scope)
+            if stay is not None:
+                stay.arriving += 1
             try:
                 yield
             finally:
                 self._arriving.discard(scope)
+                if stay is not None:
+                    stay.arriving -= 1
+                    stay.use()
         if scope.cancelled_caught:
             raise Draining(sentence)
 
-    def _stay(self, order: NewTrial, run: str) -> _Stay | None:
+    def _stay(self, order: NewTrial, run: str) -> Stay | None:
         if order.episode_id is None:
             return None
-        stay = self._stays.setdefault(order.episode_id, _Stay(order.episode_id, run))
+        stay = self._stays.setdefault(order.episode_id, Stay(order.episode_id, run))
         if stay.run != run:
             raise ConfigError(f"episode {order.episode_id!r} belongs to another run: choose another episode_id")
         return stay
 
-    async def _place(self, info: TaskInfo, guest: Guest, stay: _Stay | None) -> None:
+    async def _place(self, info: TaskInfo, guest: Guest, stay: Stay | None) -> None:
         turns = self._turns_for(info)
         if turns is None:
             return
@@ -193,8 +171,8 @@ class Front:
 
     async def ask(self, runtime_id: str, action: Action, *arguments: Any) -> Any:
         """Ask something of an open trial. Calls of one trial run one after the other, in the order they came."""
-        guest = self._guest(runtime_id)
-        async with guest.used(), self._call():
+        self._guest(runtime_id)
+        async with self._call():
             return await self._asked(self.service.find(runtime_id), action, *arguments)
 
     def _guest(self, runtime_id: str) -> Guest:
@@ -225,16 +203,18 @@ class Front:
     async def close(self, runtime_id: str, why: str = "asked") -> Closed:
         """Close a trial and give back its slot. NotFound if it is closed already."""
         guest, trial = self._guest(runtime_id), self.service.find(runtime_id)
+        used_at = guest.used_at
         del self._trials[runtime_id]
         if trial.episode_id in self._stays:
             stay = self._stays[trial.episode_id]
             stay.trials.discard(runtime_id)
-            stay.used_at = time.monotonic()
+            stay.used_at = max(stay.used_at, guest.used_at if why == "idle" else time.monotonic())
         try:
             return await self.service.close_trial(runtime_id)
         finally:
             self._leave(guest, self.info(trial.task_id))
-            log.info("trial closed", extra=_facts(trial, why=why))
+            unused = round(time.monotonic() - used_at, 3)
+            log.info("trial closed", extra=_facts(trial, why=why, unused_s=unused))
 
     async def close_episode(self, episode_id: str, why: str = "asked") -> None:
         """Close what is open of an episode, and give back its slot. NotFound if it is closed already."""
@@ -258,10 +238,9 @@ class Front:
         async with self._sharing.setdefault(task_id, anyio.Lock()), self._call():
             guest = await self._shared_guest(info)
             try:
-                async with guest.used():
-                    guest.began = guest.began or action in _DEEDS
-                    with self.counters.seconds.labels(action.value).time():
-                        value = await self.service.perform_shared(task_id, action, *arguments)
+                guest.began = guest.began or action in _DEEDS
+                with self.counters.seconds.labels(action.value).time():
+                    value = await self.service.perform_shared(task_id, action, *arguments)
             finally:
                 if self._turns_for(info) is self._gate:
                     self._leave(guest, info)
@@ -309,26 +288,46 @@ class Front:
 
     # ---- those who vanish, and the end ----
 
-    async def look_around(self) -> None:
-        """Close what no client has used for the idle limit. Called every now and then."""
+    async def look_around(self, tasks: TaskGroup) -> None:
+        """Close what no client has used for the idle limit: in ``tasks``, for one that is slow to close must not keep
+        the others. Called several times in SWEEP seconds.
+        """
+        await self.visits.look()
         if self._slots.waiting:
-            await self.make_room()
-        now, limit = time.monotonic(), self._idle_timeout
-        async with anyio.create_task_group() as tasks:
-            for runtime_id, guest in list(self._trials.items()):
-                if guest.idle(now) > limit:
-                    tasks.start_soon(self._close_quietly, self.close, runtime_id)
-            for episode_id, stay in list(self._stays.items()):
-                if not stay.trials and stay.idle(now) > limit:
-                    tasks.start_soon(self._close_quietly, self.close_episode, episode_id)
-            for task_id, guest in list(self._shared.items()):
-                if guest.idle(now) > limit:
-                    tasks.start_soon(self._close_shared, task_id)
+            tasks.start_soon(self._quietly, self.make_room)
+        limit = self._idle_timeout
+        for runtime_id, guest in self._trials.items():
+            if guest.unused > limit:
+                tasks.start_soon(self._quietly, self.close, runtime_id, "idle")
+        for episode_id, stay in self._stays.items():
+            if not stay.trials and not stay.arriving and stay.unused > limit:
+                tasks.start_soon(self._quietly, self.close_episode, episode_id, "idle")
+        for task_id, guest in self._shared.items():
+            if guest.unused > limit:
+                tasks.start_soon(self._quietly, self._close_idle_shared, task_id, guest)
+
+    def _used(self, place: Place) -> None:
+        kind, name = place
+        guest = (self._trials if kind == "trial" else self._shared).get(name)
+        if guest is not None:
+            guest.use()
+
+    async def _close_idle_shared(self, task_id: str, guest: Guest) -> None:
+        if (trial := self.service.shared_trial(task_id)) is not None:
+            trial.end_calls()  # one that still runs would hold the place for ever
+        async with self._sharing[task_id]:
+            if self._shared.get(task_id) is not guest:
+                return
+        await self._close_shared(task_id)
 
     @staticmethod
-    async def _close_quietly(close: Any, name: str) -> None:
-        with suppress(NotFound):  # its client was faster
-            await close(name, "idle")
+    async def _quietly(close: Any, *arguments: Any) -> None:
+        try:
+            await close(*arguments)
+        except NotFound:  # its client was faster
+            pass
+        except Exception:
+            log.exception("sweeping failed")
 
     def drain(self) -> None:
         """Open no trial from now on."""

@@ -21,6 +21,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
 from corral.errors import CorralError, NotFound
+from corral.exchange import check_size
 from corral.guide import message_text
 from corral.plain import plain
 from corral.protocol import to_problem
@@ -28,7 +29,8 @@ from corral.records import to_record
 from corral.types import Action, ToolResponse, check_verbosity
 
 Ask = Callable[..., Awaitable[Any]]
-"""``ask(runtime_id, action, *arguments)`` of the server's front, in a task of its own."""
+"""``ask(gone, runtime_id, action, *arguments)`` of the server's front, in a task of its own; ``gone`` tells whether
+the client has gone."""
 
 TASK_PROMPT = "task"
 
@@ -45,8 +47,9 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,(.+)", re.DOTALL)
 class McpBridge:
     """The MCP side of an environment server: an ASGI application for ``/trials/{trial_id}/mcp``."""
 
-    def __init__(self, ask: Ask, version: str, *, max_body: int) -> None:
+    def __init__(self, ask: Ask, version: str, *, max_body: int, max_result: int) -> None:
         self._ask = ask
+        self._max_result = max_result
         server: Server[Any] = Server(
             "corral",
             version=version,
@@ -70,12 +73,11 @@ class McpBridge:
         await self._manager.handle_request(scope, receive, send)
 
     async def _asked(self, context: Any, action: Action, *arguments: Any) -> Any:
+        request = context.request
         try:
-            return await self._ask(context.request.path_params["trial_id"], action, *arguments)
+            return await self._ask(request.is_disconnected, request.path_params["trial_id"], action, *arguments)
         except CorralError as error:
-            _, problem, _ = to_problem(error)
-            code = types.INVALID_PARAMS if isinstance(error, NotFound) else types.INTERNAL_ERROR
-            raise MCPError(code, str(error), {key: value for key, value in problem.items() if value}) from error
+            raise _rpc_error(error) from error
 
     async def _list_tools(self, context: Any, request: Any) -> types.ListToolsResult:
         query = context.request.query_params
@@ -94,7 +96,12 @@ class McpBridge:
         name, arguments = request.name, dict(request.arguments or {})
         if name in _ENDINGS and _may_end(context.request.query_params):
             return await self._end(context, name, arguments)
-        return content_of(await self._asked(context, Action.EXECUTE, name, arguments))
+        content = content_of(await self._asked(context, Action.EXECUTE, name, arguments))
+        try:
+            check_size(_size(content), self._max_result, f"tool {name}")
+        except CorralError as error:
+            raise _rpc_error(error) from error
+        return content
 
     async def _end(self, context: Any, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         if name == "surrender_task":
@@ -114,6 +121,17 @@ class McpBridge:
         text = prompt if isinstance(prompt, str) else "\n\n".join(map(message_text, prompt))
         message = types.PromptMessage(role="user", content=types.TextContent(type="text", text=_valid(text)))
         return types.GetPromptResult(messages=[message])
+
+
+def _rpc_error(error: CorralError) -> MCPError:
+    _, problem, _ = to_problem(error)
+    code = types.INVALID_PARAMS if isinstance(error, NotFound) else types.INTERNAL_ERROR
+    return MCPError(code, str(error), {key: value for key, value in problem.items() if value})
+
+
+def _size(content: types.CallToolResult) -> int:
+    """Characters of what is sent; its structured content says the same once more."""
+    return sum(len(getattr(block, "text", "") or getattr(block, "data", "")) for block in content.content)
 
 
 def _may_end(query: Mapping[str, str]) -> bool:

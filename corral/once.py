@@ -9,6 +9,8 @@ for in GRACE seconds, is cancelled, or undone if it has ended.
 
 from __future__ import annotations
 
+import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -17,7 +19,9 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from corral.errors import ConfigError
+from corral.errors import ConfigError, InfrastructureError
+
+log = logging.getLogger("corral.server")
 
 GRACE = 15.0
 """Seconds that an operation waits for its client to come back."""
@@ -34,8 +38,8 @@ Undo = Callable[[Any], Awaitable[object]]
 class Operation:
     """One operation, running or ended."""
 
-    request: object
-    """What was asked, to notice a key that is used for something else."""
+    request: bytes
+    """Tells what was asked, to notice a key that is used for something else."""
     undo: Undo | None = None
     grace: float = GRACE
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -48,9 +52,11 @@ class Operation:
 
     async def run(self, work: Work) -> None:
         """Carry it out."""
+        self.error = InfrastructureError("the operation was given up")  # by who cancels it, or the server's end
         try:
             with self.scope:
                 self.value = await work()
+                self.error = None
         except Exception as error:
             self.error = error
         finally:
@@ -73,6 +79,10 @@ class Operation:
         """Whether nobody will ask for it any more."""
         return not self.waiters and not self.fetched and now - self.left_at >= self.grace
 
+    def is_old(self, now: float) -> bool:
+        """Whether its outcome need not be kept any more, fetched or not."""
+        return self.ended.is_set() and not self.waiters and now - self.left_at > KEPT_SECONDS
+
 
 class Operations:
     """All operations that are known by a key."""
@@ -81,41 +91,44 @@ class Operations:
         self._tasks = tasks
         self._known: dict[str, dict[str, Operation]] = {}
 
-    def begin(self, scope: str, key: str, request: object, work: Work, undo: Undo | None, grace: float) -> Operation:
-        """The operation of that key: begun now, or earlier. ConfigError if the key names another request."""
+    def begin(
+        self, scope: str, key: str | None, request: bytes, work: Work, undo: Undo | None = None, grace: float = GRACE
+    ) -> Operation:
+        """The operation of that key: begun now, or earlier. ConfigError if the key names another request.
+
+        Without a key nobody can ask for it again: it has no grace, and is known only if it may have to be undone.
+        """
         known = self._known.setdefault(scope, {})
-        if (operation := known.get(key)) is not None:
+        if key is not None and (operation := known.get(key)) is not None:
             if operation.request != request:
                 raise ConfigError(f"the idempotency key {key!r} was used for another request")
             return operation
-        self._forget_old(known, keep=KEPT)
-        operation = known[key] = Operation(request, undo, grace, left_at=time.monotonic())
+        operation = Operation(request, undo, grace if key is not None else 0.0, left_at=time.monotonic())
+        if key is not None or undo is not None:
+            fetched = [name for name, one in known.items() if one.fetched]
+            for name in fetched[: max(0, len(fetched) - KEPT)]:
+                del known[name]
+            known[key or f"({secrets.token_hex(8)})"] = operation  # no client's key has parentheses
         self._tasks.start_soon(operation.run, work)
         return operation
 
-    @staticmethod
-    def _forget_old(known: dict[str, Operation], keep: int, before: float = float("inf")) -> None:
-        over = [key for key, operation in known.items() if operation.ended.is_set() and operation.fetched]
-        for key in over[: max(0, len(over) - keep)]:
-            if known[key].left_at < before:
-                del known[key]
-
-    def drop(self, scope: str, *, but: str = "") -> None:
+    def drop(self, scope: str, *, but: str | None = None) -> None:
         """Forget a scope's operations that have ended, except the one under the key ``but``."""
         known = self._known.pop(scope, {})
         kept = {key: operation for key, operation in known.items() if key == but or not operation.ended.is_set()}
         if kept:
             self._known[scope] = kept
 
-    async def sweep(self) -> None:
+    def sweep(self) -> None:
         """Cancel or undo what was abandoned, and forget what is old."""
         now = time.monotonic()
         for scope, known in list(self._known.items()):
             for key, operation in list(known.items()):
                 if operation.undo is not None and operation.is_abandoned(now):
                     del known[key]
-                    await self._undo(operation, operation.undo)
-            self._forget_old(known, keep=0, before=now - KEPT_SECONDS)
+                    self._tasks.start_soon(self._undo, operation, operation.undo)
+                elif operation.is_old(now):
+                    del known[key]
             if not known:
                 self._known.pop(scope, None)
 
@@ -123,5 +136,8 @@ class Operations:
     async def _undo(operation: Operation, undo: Undo) -> None:
         operation.scope.cancel()
         await operation.ended.wait()
-        if operation.error is None and operation.value is not None:
-            await undo(operation.value)
+        if operation.error is None:
+            try:
+                await undo(operation.value)
+            except Exception:
+                log.exception("undoing what nobody came for failed")

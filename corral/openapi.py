@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from corral.bodies import Problem
 from corral.endpoints import ENDPOINTS, Endpoint
-from corral.protocol import KEY_HEADER, KEY_PATTERN, MAX_WAIT, WAIT_HEADER, Problem
+from corral.protocol import KEY_HEADER, KEY_PATTERN, MAX_WAIT, WAIT_HEADER
 
 _REFS = "#/components/schemas/{model}"
-_PLAIN_ERRORS = {507: "Insufficient Storage"}
 
 _KEY = {
     "name": KEY_HEADER, "in": "header", "required": False,

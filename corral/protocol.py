@@ -1,4 +1,4 @@
-"""What an environment server and its clients say to each other: bodies, headers, and errors as data. No I/O.
+"""What an environment server and its clients say to each other: headers, JSON, and errors as data. No I/O.
 
 Guarantees
     * An error that was raised on the server is raised again by its client: the same class, sentence and evidence.
@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from corral.errors import (
     TRIAL_ERRORS,
@@ -28,7 +28,7 @@ from corral.errors import (
 )
 from corral.plain import plain
 from corral.records import known_fields
-from corral.types import ConcurrencyMode, WorkerRef
+from corral.types import WorkerRef
 
 OWN_TYPE = "application/vnd.corral+json"
 """JSON in which not-a-number and infinities may stand. Corral's own clients ask for it."""
@@ -40,172 +40,6 @@ WAIT_HEADER = "corral-wait"
 
 MAX_WAIT = 60.0
 """The longest such step."""
-
-# ---- bodies ----
-
-
-def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 3.0 is a whole one."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
-
-
-class Body(BaseModel):
-    """What is sent. An unknown name is an error: it would be a misspelt one."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class NewTrial(Body):
-    """A trial runtime to open."""
-
-    benchmark_run_id: str | None = Field(None, description="whose trial it is: runs share the slots fairly")
-    episode_id: str | None = Field(None, description="trials of one episode share a slot and their outputs")
-    trial_index: Whole | None = Field(None, ge=0, lt=2**31)
-    tool_jobs_per_trial: Whole | None = Field(None, ge=1, lt=2**31, description="background jobs at once")
-    seed: Whole | None = Field(None, ge=0, lt=2**64, description="where the trial's random state starts")
-    outputs: dict[str, Any] | None = Field(None, description="outputs of its parents, by task id")
-
-
-class ExecuteTool(Body):
-    """A tool call."""
-
-    tool_name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
-
-
-class Submit(Body):
-    """An answer: text or any data."""
-
-    answer: Any
-
-
-class Configure(Body):
-    """Configuring takes nothing."""
-
-
-# ---- answers ----
-
-
-class Answer(BaseModel):
-    """What is answered. More names may come in later versions."""
-
-
-class TaskList(Answer):
-    """The ids of all tasks."""
-
-    tasks: list[str]
-
-
-class Supported(Answer):
-    """Whether tasks can use other tasks' outputs."""
-
-    supported: bool
-
-
-class TrialWorker(Answer):
-    """Whether process-class trials run on a pool, and of how many slots."""
-
-    active: bool
-    size: int
-
-
-class Health(Answer):
-    """How the server is. ``draining``: it finishes what runs and takes no new trials."""
-
-    status: str = Field(pattern="^(ok|draining)$")
-    server_id: str
-    tasks: int
-    open_trials: int
-    waiting: int = Field(description="trials that wait for a place")
-    running_calls: int
-    pool: dict[str, Any] | None = None
-
-
-class Prompt(Answer):
-    """Text, or a list of message parts."""
-
-    prompt: str | list[dict[str, Any]]
-
-
-class Guide(Answer):
-    """Readable text."""
-
-    guide: str
-
-
-class ToolList(Answer):
-    """OpenAI function schemas."""
-
-    tools: list[dict[str, Any]]
-
-
-class ToolResult(Answer):
-    """What a tool gave; ``error`` says why it gave nothing."""
-
-    success: bool
-    result: Any = None
-    error: str | None = None
-
-
-class TrialResult(Answer):
-    """The final record of a trial."""
-
-    model_config = ConfigDict(extra="allow")
-    task_id: str
-    trial_index: int
-    score: float
-    state: dict[str, Any]
-    tool_statistics: dict[str, dict[str, int]]
-    surrendered: bool
-
-
-class Configured(Answer):
-    """What ``configure_additional_apps`` said."""
-
-    message: str
-
-
-class OpenedTrial(Answer):
-    """An open trial runtime."""
-
-    trial_runtime_id: str
-    task_id: str
-    workspace: str = Field(description="its own directory, on the server")
-    mcp_url: str = Field(description="where MCP clients reach its tools")
-    worker: dict[str, Any] | None = None
-
-
-class ClosedTrial(Answer):
-    """A trial that is closed: what went wrong in closing, and what its process used (bytes, seconds)."""
-
-    warnings: list[str]
-    peak_rss: int
-    cpu_seconds: float
-    exit_status: int | None = Field(None, description="of its process, if that was its alone; negative: the signal")
-
-
-class ClosedEpisode(Answer):
-    """An episode that is closed."""
-
-    episode_id: str
-
-
-class Problem(Answer):
-    """What went wrong. ``kind`` is a failure kind, or one of not_found, config, protocol, pending, draining, ..."""
-
-    kind: str
-    detail: str
-    what: str | None = None
-    name: str | None = None
-    record: dict[str, str] | None = Field(None, description="the original exception: type, message, traceback")
-    exit_status: int | None = None
-    output: str | None = Field(None, description="the tail of what the trial's process printed")
-    phase: str | None = None
-    worker: dict[str, Any] | None = None
-
 
 # ---- errors that only a server knows ----
 
@@ -235,6 +69,12 @@ class TooLarge(Refused, ConfigError):
     status, kind = 413, "too_large"
 
 
+class Incomplete(Refused, ConfigError):
+    """The request's body did not come in full."""
+
+    status, kind = 408, "incomplete"
+
+
 class NotJSON(Refused, ConfigError):
     """The request's body has another content type."""
 
@@ -254,7 +94,7 @@ class NotStarted(Refused):
 
 
 REFUSALS: dict[str, type[Refused]] = {
-    kind.kind: kind for kind in (Unauthorized, Forbidden, TooLarge, NotJSON, Draining, NotStarted)
+    kind.kind: kind for kind in (Unauthorized, Forbidden, TooLarge, Incomplete, NotJSON, Draining, NotStarted)
 }
 
 STATUSES: dict[FailureKind, int] = {
@@ -372,7 +212,3 @@ def decode(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the body is no JSON that can be read: {type(error).__name__}: {error}") from None
-
-
-Modes = dict[str, ConcurrencyMode]
-Graph = dict[str, list[str]]

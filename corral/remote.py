@@ -183,10 +183,18 @@ class AsyncCorralRouter(Bound):
         bound._address, bound._token = self._address, self._token
         return bound
 
+    async def review_trial(self, trial_runtime_id: str) -> None:
+        """Ask what the server saw pass of a trial, for ``watch``: it may have been used past this router."""
+        if (seen := self.watch(trial_runtime_id)) is None:
+            return
+        bound = self.for_trial(trial_runtime_id, seen.task_id)
+        if seen.reviewed(await bound._send(bound.place.history())):
+            seen.calls = await bound._send(bound.place.seen_calls())
+
     async def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
         """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds"}``."""
         closed = await self._send(calls.close_trial(trial_runtime_id))
-        self.link.trials.pop(trial_runtime_id, None)
+        self.closed(trial_runtime_id, closed)
         return closed
 
     async def close_episode(self, episode_id: str) -> None:
@@ -344,10 +352,18 @@ class CorralRouter(Bound):
         bound._address, bound._token = self._address, self._token
         return bound
 
+    def review_trial(self, trial_runtime_id: str) -> None:
+        """Ask what the server saw pass of a trial, for ``watch``: it may have been used past this router."""
+        if (seen := self.watch(trial_runtime_id)) is None:
+            return
+        bound = self.for_trial(trial_runtime_id, seen.task_id)
+        if seen.reviewed(bound._send(bound.place.history())):
+            seen.calls = bound._send(bound.place.seen_calls())
+
     def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
         """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds"}``."""
         closed = self._send(calls.close_trial(trial_runtime_id))
-        self.link.trials.pop(trial_runtime_id, None)
+        self.closed(trial_runtime_id, closed)
         return closed
 
     def close_episode(self, episode_id: str) -> None:

@@ -102,7 +102,7 @@ class AsyncRouter(Protocol):
         """The same protocol, bound to one trial."""
 
     async def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
-        """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds", "exit_status"}``."""
+        """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds", "exit_status", "output"}``."""
 
     async def close_episode(self, episode_id: str) -> None:
         """Close an episode and give back its worker."""

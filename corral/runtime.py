@@ -210,6 +210,7 @@ class TrialRuntime:
         env.state.task_id = env.task_id
         env.state.trial_id = str(self.key)
         env.state.workspace = self.workspace
+        env.state.tool_calls = list(spec.tool_calls)
         env.attach_jobs(self._jobs)
         with failing_as(EnvStartError, f"the inputs of task {spec.task_id!r}"):
             env.take_outputs(spec.outputs)

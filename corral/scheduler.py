@@ -6,6 +6,7 @@ Guarantees
       over. Whoever holds a slot waits only for what others release without needing one.
     * The order of those that share a slot is the planner's: one that waits for a limit holds back none of the others.
     * A dependent starts when its parents have succeeded; what a broken parent cuts off is skipped, not run.
+    * A trial for which there is no slot after all (``NoSlot``) waits again, holding nothing, for one of those left.
     * An episode that was begun is closed once: after its last task, or when an error or a cancellation ends the run.
 Assumption: ``run_trial`` gives a result whatever happens to the trial; what it raises ends the run.
 """
@@ -21,6 +22,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from corral.episode import Episode, Unreachable
+from corral.errors import NoSlot
 from corral.planner import (
     CONFIGURE,
     GATE,
@@ -56,6 +58,8 @@ class _Course:
     """Whether one of its trials was started."""
     wants_slot: dict[TrialKey, Request] = field(default_factory=dict)
     """Requests that wait for a slot together with the rest; none once the episode has its own."""
+    shares_slot: dict[TrialKey, Request] = field(default_factory=dict)
+    """The same, as they would be without it, once it has."""
     slot_holder: TrialKey | None = None
     """The trial that took the slot, in whose name the planner has it."""
 
@@ -82,12 +86,15 @@ class Scheduler:
         run_trial: RunTrial,
         skip_trial: SkipTrial,
         close_episode: CloseEpisode,
+        share_out: Callable[[int], None] | None = None,
     ) -> None:
+        """``share_out`` is told how many slots are shared out, when that changes."""
         self._limits = limits
         self._has_pool = slots is not None
         self._run_trial = run_trial
         self._skip_trial = skip_trial
         self._close_episode = close_episode
+        self._share_out = share_out
         self._planner = Planner(_capacities(limits, slots))
         self._jobs: dict[TrialKey, Job] = {}
         self._courses: dict[str, _Course] = {}
@@ -138,12 +145,13 @@ class Scheduler:
 
     def _enqueue(self, job: Job) -> None:
         course, needs = self._course_of(job), self._demands(job)
-        wants_slot = self._uses_slot(job) and course.slot_holder is None
-        if wants_slot:
-            needs[SLOT] = 1
         request = Request(job.key, needs, job.order)
-        if wants_slot and job.episode.is_chain:
-            course.wants_slot[job.key] = request
+        if self._uses_slot(job):
+            with_slot = Request(job.key, {**needs, SLOT: 1}, job.order)
+            if course.slot_holder is None:
+                request = with_slot
+            if job.episode.is_chain:
+                (course.wants_slot if course.slot_holder is None else course.shares_slot)[job.key] = with_slot
         self._planner.add(request)
 
     def _course_of(self, job: Job) -> _Course:
@@ -183,7 +191,31 @@ class Scheduler:
             self._planner.withdraw(request.key)
             needs = {resource: amount for resource, amount in request.demands.items() if resource != SLOT}
             self._planner.add(Request(request.key, needs, request.order))
-        course.wants_slot.clear()
+        course.shares_slot, course.wants_slot = course.wants_slot, {}
+
+    def _unpin(self, course: _Course) -> None:
+        """The episode has no slot after all: each of its trials that wait needs one again."""
+        if course.slot_holder is not None:
+            self._planner.release(course.slot_holder)
+        course.slot_holder = None
+        for key, request in course.shares_slot.items():
+            if self._planner.withdraw(key):
+                self._planner.add(request)
+                course.wants_slot[key] = request
+        course.shares_slot.clear()
+
+    def _put_off(self, job: Job, left: int, tasks: TaskGroup) -> None:
+        """Only so many slots are left, and none for this trial: it waits like one that was never started."""
+        course, holder = self._course_of(job), self._course_of(job).slot_holder
+        if holder != job.key:
+            self._planner.release(job.key)
+        if job.episode.is_chain:
+            self._unpin(course)
+        self._planner.resize(SLOT, left)
+        if self._share_out is not None:
+            self._share_out(left)
+        self._enqueue(job)
+        self._admit(tasks)
 
     async def _run(self, job: Job, request: Request, tasks: TaskGroup) -> None:
         held = set(request.demands)
@@ -194,7 +226,11 @@ class Scheduler:
                 self._planner.release(job.key, [CONFIGURE])
                 self._admit(tasks)
 
-        result = await self._run_trial(job, configured)
+        try:
+            result = await self._run_trial(job, configured)
+        except NoSlot as error:
+            self._put_off(job, error.left, tasks)
+            return
         del self._jobs[job.key]
         ready, lost = job.episode.ended(job.key.task_id, succeeded=result.success)
         if is_last := job.episode.is_over:  # closing is part of it: its slot is free when the next trial is chosen

@@ -15,9 +15,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from corral.errors import ConfigError, CorralError
+from corral.listening import Address, listening
 from corral.named import NamedBuilder
 from corral.pool.config import WorkerPoolConfig, parse_bytes
 from corral.pool.entry import refuse_in_worker
+from corral.shell import Parser
 from corral.source import EnvironmentsOrBuilder, EnvironmentSource
 from corral.types import check_count, check_seconds
 
@@ -64,13 +66,10 @@ def create_benchmark_server(
     Raises ConfigError for arguments that cannot be used. Nothing is started before the application's lifespan.
     """
     source, is_builder = _source(environments, build_envs)
-    try:
-        from corral.app import EnvironmentServer, ServerSettings
-        from corral.service import ServiceLimits
-    except ImportError as error:
-        raise ConfigError(
-            f"an environment server needs more packages: pip install 'corral[server]' ({error})"
-        ) from None
+    _need_packages()
+    from corral.app import EnvironmentServer, ServerSettings
+    from corral.service import ServiceLimits
+
     tool, configure = check_seconds(tool_timeout, "tool_timeout"), check_seconds(configure_timeout, "configure_timeout")
     limits = ServiceLimits(tool, configure, setup_timeout=check_seconds(setup_timeout, "setup_timeout"))
     settings = ServerSettings(
@@ -121,16 +120,26 @@ def run_server(
     if check_count(port, "port", least=0) > 65535:
         raise ConfigError(f"port must be at most 65535, not {port}")
     seconds = _seconds(drain_timeout, "drain_timeout")
-    app = create_benchmark_server(
-        environments, build_envs=build_envs, worker_pool=worker_pool, token=token,
-        **{"allowed_hosts": (host,)} | options,
-    )  # fmt: skip
-    from corral.serving import Address, serve
-
-    address = Address(host, port, os.fspath(uds) if uds is not None else None)
-    if not address.is_local and _token(token) is None:
+    wanted = Address(host, port, os.fspath(uds) if uds is not None else None)
+    if not wanted.is_local and _token(token) is None:
         raise ConfigError(NO_TOKEN.format(host=host))
-    serve(app, address, drain_timeout=seconds, quiet=quiet)
+    with listening(wanted) as (sock, address):  # before anything heavy is loaded: a taken port is told at once
+        app = create_benchmark_server(
+            environments, build_envs=build_envs, worker_pool=worker_pool, token=token,
+            **{"allowed_hosts": (host,)} | options,
+        )  # fmt: skip
+        from corral.serving import serve
+
+        serve(app, sock, address, drain_timeout=seconds, quiet=quiet)
+
+
+def _need_packages() -> None:
+    try:
+        import corral.app  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"an environment server needs more packages: pip install 'corral[server]' ({error})"
+        ) from None
 
 
 def _source(environments: Any, build_envs: Any) -> tuple[EnvironmentSource, bool]:
@@ -169,7 +178,7 @@ def _seconds(value: object, name: str) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of ``python -m corral.server``."""
-    parse = argparse.ArgumentParser(
+    parse = Parser(
         prog="python -m corral.server",
         description="Serve environments over HTTP and MCP, with a worker pool behind them.",
         epilog="exit status: 0 stopped by SIGTERM or Ctrl-C; 1 the environments could not be loaded; 2 bad usage, or "
@@ -225,4 +234,6 @@ def _pool_option(options: argparse.Namespace) -> WorkerPoolConfig | bool | None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    from corral.shell import run
+
+    raise SystemExit(run("corral.server"))

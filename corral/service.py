@@ -45,6 +45,8 @@ from corral.types import (
     Action,
     TaskInfo,
     TaskTrialResult,
+    ToolCall,
+    TrialKey,
     TrialSpec,
     check_count,
 )
@@ -84,6 +86,8 @@ class TrialService:
         self._source = source
         self._limits = limits or ServiceLimits()
         self._work_root = work_root
+        self.opening: dict[TrialKey, OpenTrial] = {}
+        """Trials that have their place and are being set up there."""
         self._trials: dict[str, OpenTrial] = {}
         self._episodes: dict[str, OpenEpisode] = {}
         self._shared: dict[str, str] = {}
@@ -103,19 +107,22 @@ class TrialService:
         tool_jobs_per_trial: int = 4,
         seed: int = 0,
         outputs: Mapping[str, Any] | None = None,
+        tool_calls: tuple[ToolCall, ...] = (),
     ) -> OpenTrial:
         """Open a trial runtime, waiting for a slot or the gate if need be.
 
-        ``outputs`` are its parents', where they are not of this episode here. Raises NotFound for an unknown task,
+        ``outputs`` are its parents', where they are not of this episode here. ``tool_calls`` were made before, of a
+        trial that is only to be scored again. Raises NotFound for an unknown task,
         EnvStartError if the environment cannot be set up.
         """
         info = self._info(task_id)
         check_count(tool_jobs_per_trial, "tool_jobs_per_trial")
         episode = self._episodes.setdefault(episode_id, OpenEpisode()) if episode_id is not None else None
         trial = await self._placed(info, episode, trial_index, episode_id)
+        self.opening[TrialKey(task_id, trial_index)] = trial
         stores = (episode.outputs if episode is not None else {}, outputs or {})
         needed = {parent: store[parent] for parent in info.parents for store in stores if parent in store}
-        spec = TrialSpec(trial.runtime_id, task_id, trial_index, seed, needed, tool_jobs_per_trial)
+        spec = TrialSpec(trial.runtime_id, task_id, trial_index, seed, needed, tool_jobs_per_trial, tool_calls)
         try:
             await self._open_within_limit(trial, spec)
         except BaseException as error:
@@ -123,8 +130,11 @@ class TrialService:
                 error.phase, error.worker = trial.phase, trial.host.worker
             await self._let_go(trial)
             if isinstance(error, TrialError):
+                error.output = error.output or trial.host.last_output()
                 error.closed = Closed().completed(trial.end_of_process())
             raise
+        finally:
+            self.opening.pop(TrialKey(task_id, trial_index), None)
         self._trials[trial.runtime_id] = trial
         if episode is not None:
             episode.open_trials.add(trial.runtime_id)
@@ -207,11 +217,12 @@ class TrialService:
                     return await trial.host.close_trial(trial.runtime_id)
         except TimeoutError:
             await trial.host.kill()
-            return Closed((f"close did not end within {seconds:g} s; its process was killed",))
+            warning = f"close did not end within {seconds:g} s; its process was killed"
+            return Closed((warning,), output=trial.host.last_output())
         except (TrialError, NotFound) as error:  # its process is gone
             trial.output = trial.host.last_output()
             is_news = goes_on and isinstance(error, WorkerDied | MemoryExceeded)
-            return Closed((str(error),) if is_news else ())
+            return Closed((str(error),) if is_news else (), output=trial.output)
 
     async def close_episode(self, episode_id: str) -> None:
         """Close what is still open of an episode, and give back its slot."""

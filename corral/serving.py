@@ -1,137 +1,107 @@
-"""Runs an environment server: its listening socket, uvicorn, signals, logs.
+"""Runs an environment server on a socket that listens: uvicorn, its connections, signals, logs.
 
 Guarantees
-    * The address is taken before anything is loaded, in one step: two servers never pick the same port, and a taken one
-      is an error at once that names it.
     * The first SIGTERM or SIGINT drains: no new trials, what runs may end within ``drain_timeout``; the second ends it
       at once. Then trials, pool and socket file are gone.
-    * The socket is not inherited by workers: whatever they leave running cannot hold the port.
+    * A connection on which no request comes in full is closed, and takes no place from others for ever.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
 import logging
-import os
 import socket
-import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from corral.app import EnvironmentServer
 from corral.errors import ConfigError, EnvStartError, ErrorRecord
+from corral.listening import BACKLOG, Address
 
 log = logging.getLogger("corral.server")
 
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than clients keep theirs, or they would write into a closed one."""
+HEAD_TIME = 30.0
+"""Seconds, twice at most, that a connection may wait for the head of its first request, or for the rest of a head."""
+DESCRIPTORS = 65536
+"""Files and connections that a server may have open, where the system allows it."""
+QUIET = 10.0
+"""Seconds between two lines of the log that say that connections wait."""
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+ACCEPTS = 32
+"""Connections that asyncio accepts in one step; out of descriptors, it tries and fails as often, and goes round and
+round. (It takes uvicorn's ``backlog`` for that as well.)"""
 LAST_GRACE = 3
 """Seconds for answers under way once nothing runs any more: uvicorn would wait for an open stream for ever."""
-BACKLOG = 2048
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where to listen: host and port, or the path of a Unix socket."""
+class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's, but closed when the head of a request does not come: uvicorn waits for it for ever."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: str | None = None
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin to watch it."""
+        super().connection_made(transport)
+        self._look = self.loop.call_later(HEAD_TIME, self._look_again, None, False)
 
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
-        return self.uds is not None or self.host in ("localhost", "::1") or self.host.startswith("127.")
+    def _look_again(self, served: Any, waited: bool) -> None:
+        """Close it if it waits for a head, as it did a HEAD_TIME ago, and was given none meanwhile."""
+        waits = self._waits_for_head()
+        if waits and waited and self.cycle is served:
+            self.transport.close()
+        else:
+            self._look = self.loop.call_later(HEAD_TIME, self._look_again, self.cycle, waits)
 
-    def __str__(self) -> str:
-        if self.uds is not None:
-            return f"unix:{self.uds}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """What a router is given."""
-        return str(self) if self.uds is not None else f"http://{self}"
-
-
-@contextlib.contextmanager
-def listening(wanted: Address) -> Iterator[tuple[socket.socket, Address]]:
-    """A socket that listens there, and where that is in full. ConfigError if it cannot be."""
-    try:
-        sock = _unix_socket(wanted.uds) if wanted.uds is not None else _tcp_socket(wanted)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {wanted}: {_reason(error)}") from None
-    try:
-        port = sock.getsockname()[1] if wanted.uds is None else 0
-        yield sock, Address(wanted.host, port, wanted.uds)
-    finally:
-        sock.close()
-        if wanted.uds is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(wanted.uds)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return "something else listens there already"
-    return str(getattr(error, "strerror", None) or error)
-
-
-def _tcp_socket(wanted: Address) -> socket.socket:
-    family, kind, protocol, _, where = socket.getaddrinfo(
-        wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        # A port that only waits for its last connections to time out is free: a restart works at once.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(where)
-        sock.listen(BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _unix_socket(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if _is_stale(path):
-            os.unlink(path)
-        old = os.umask(0o177)  # only this user may connect, from the first moment on
-        try:
-            sock.bind(path)
-        finally:
-            os.umask(old)
-        sock.listen(BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _is_stale(path: str) -> bool:
-    """Whether it is the socket file of a server that is gone."""
-    try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return False
-    except FileNotFoundError:
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
+    def _waits_for_head(self) -> bool:
+        if self.cycle is None:
             return True
-    return False
+        # Between two requests uvicorn's own timer runs, until the first byte of the next one.
+        return bool(self.cycle.response_complete and self.timeout_keep_alive_task is None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It ended."""
+        self._look.cancel()
+        super().connection_lost(error)
+
+
+def more_descriptors() -> None:
+    """Let this process have as many connections as the system allows it: the usual 1024 are soon used up."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class _LoopFaults:
+    """What goes wrong in the event loop itself, as lines of the log. asyncio tells of every connection that it cannot
+    accept, thousands of times a second.
+    """
+
+    def __init__(self) -> None:
+        self._quiet_until = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio's exception handler."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _EXHAUSTED):
+            log.error("a fault in the event loop", exc_info=error, extra={"facts": {"what": context.get("message")}})
+        elif time.monotonic() > self._quiet_until:
+            self._quiet_until = time.monotonic() + QUIET
+            log.warning("connections wait", extra={"facts": {"why": str(error)}})
 
 
 class _Uvicorn(uvicorn.Server):
@@ -147,8 +117,11 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and tell."""
+        asyncio.get_running_loop().set_exception_handler(_LoopFaults())
         await super().startup(sockets)
         if self.started:
+            for sock in sockets or ():
+                sock.listen(BACKLOG)
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -174,14 +147,17 @@ class _Uvicorn(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(app: EnvironmentServer, wanted: Address, *, drain_timeout: float, quiet: bool = False) -> None:
-    """Serve until a signal. ConfigError or EnvStartError if it cannot start."""
-    with _structured_logs(), listening(wanted) as (sock, address):
+def serve(
+    app: EnvironmentServer, sock: socket.socket, address: Address, *, drain_timeout: float, quiet: bool = False
+) -> None:
+    """Serve on a socket that listens, until a signal. ConfigError or EnvStartError if it cannot start."""
+    more_descriptors()
+    with _structured_logs():
         if not address.is_local:
             log.warning("reachable from other machines", extra={"facts": {"address": str(address)}})
         config = uvicorn.Config(
-            app, lifespan="on", loop="asyncio", ws="none", log_config=None, access_log=False, server_header=False,
-            timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=LAST_GRACE, backlog=BACKLOG,
+            app, http=_Connection, lifespan="on", loop="asyncio", ws="none", log_config=None, access_log=False,
+            server_header=False, timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=LAST_GRACE, backlog=ACCEPTS,
         )  # fmt: skip
 
         def ready() -> None:

@@ -191,6 +191,7 @@ class Session:
             run_trial=run_trial,
             skip_trial=self._skip,
             close_episode=self._close_episode,
+            share_out=self._connection.pool.share_out if self._connection.pool else None,
         )
         try:
             async with anyio.create_task_group() as tasks:
@@ -229,6 +230,7 @@ class Session:
         to_run = sum(job.info.mode == "process" and not self._is_settled(job.key) for job in jobs)
         wanted = self._settings.worker_pool.size or min(self._settings.limits.global_trials, to_run)
         pool.resize(max(1, wanted))
+        pool.share_out(pool.size)
         return pool.size
 
     async def _skip(self, job: Job, lost: Unreachable) -> None:

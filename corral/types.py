@@ -162,7 +162,9 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrialSpec:
-    """What a trial runtime is opened with. ``outputs`` holds the parents' outputs by task id."""
+    """What a trial runtime is opened with. ``outputs`` holds the parents' outputs by task id, ``tool_calls`` those that
+    were made before, of a trial that is only to be scored again.
+    """
 
     runtime_id: str
     task_id: str
@@ -170,6 +172,7 @@ class TrialSpec:
     seed: int = 0
     outputs: Mapping[str, Any] = field(default_factory=dict)
     tool_jobs: int = 4
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +244,7 @@ class Attempt:
     cpu_seconds: float | None = None
     traceback: str = ""
     output: str = ""
-    """The tail of what the trial process printed, Python and C level."""
+    """The tail of what the trial printed in its process, Python and C level. Empty for trials in the supervisor's."""
     started_at: float | None = None
     """Its admission, in seconds since 1970 UTC by the supervisor's clock."""
     opened: float | None = None

@@ -74,6 +74,7 @@ MISUSES: list[tuple[list[str], str]] = [
     (["--trial-timeout", "nan", *OWN], "trial_timeout must be a positive number"),
     (["--tool-timeout", "0", *OWN], "tool_timeout must be a positive number"),
     (["--memory-limit", "much", *OWN], "memory_limit must be"),
+    (["--memory-limit", "5", *OWN], "memory_limit must be at least 32 MiB"),
     (["--reuse", "never", *OWN], "invalid choice: 'never'"),
     (["--tasks", "p,x", *OWN], "unknown task ids: 'x'; known: 'p', 'q', 't', 's'"),
     (["--tasks", "p,p", *OWN], "task_ids names a task twice: 'p'"),
@@ -107,7 +108,9 @@ def test_misuse_is_told_in_one_sentence(
         status = int(str(usage.code))
     told = capsys.readouterr()
     assert (status, told.out) == (2, "")
-    assert says in told.err.replace("\n", " ")
+    assert told.err.startswith("corral: ")
+    assert says in told.err
+    assert len(told.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -127,11 +130,46 @@ def test_environments_that_cannot_be_built(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
-    done = corral(tmp_path, *OWN, "--size", "1", "--tasks", "t", "--report", "/proc/no/report.json")
-    assert done.returncode in (1, 2)
+@pytest.mark.parametrize(
+    ("report", "says"),
+    [
+        ("nowhere/report.json", "corral: --report nowhere/report.json: there is no folder nowhere"),
+        ("/proc/report.json", "corral: --report /proc/report.json cannot be written: No such file or directory"),
+        ("/dev/full/report.json", "corral: --report /dev/full/report.json: there is no folder /dev/full"),
+        (".", "corral: --report . is a folder: name a file"),
+    ],
+)
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(report: str, says: str, tmp_path: Path) -> None:
+    done = corral(tmp_path, *OWN, "--size", "1", "--tasks", "t", "--report", report)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", says + "\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
+@pytest.mark.parametrize("how", [["--json"], ["--quiet"], []])
+def test_output_that_cannot_be_written_is_told_and_the_report_is_there(how: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "corral.pool", *OWN, "--size", "1", "--tasks", "t", "--session", "s", *how],
+            cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=50, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("corral: standard output cannot be written: No space left on device; the report is in ")
     assert "Traceback" not in done.stderr
-    assert "/proc/no" in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert json.loads(Path(tmp_path, told.rpartition(" ")[2]).read_text())["session"] == "s"
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "corral.pool", *OWN, "--size", "1", "--tasks", "t", "--json", "--quiet"], cwd=tmp_path,
+        env=environment(), stdout=write, stderr=subprocess.PIPE, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # ---- runs ----
@@ -219,6 +257,7 @@ def test_compare_serial_and_think_time(tmp_path: Path) -> None:
 def test_the_report_goes_where_it_is_wanted(tmp_path: Path) -> None:
     seeded = (*OWN, "--size", "1", "--tasks", "p,s", "--seed", "4")
     wanted = tmp_path / "deep" / "report.json"
+    wanted.parent.mkdir()
     assert document(tmp_path, *seeded, "--report", str(wanted))["report"] == str(wanted)
     own = document(tmp_path, *seeded, "--checkpoint-dir", "here", "--session", "s")["report"]
     assert own == "here/s/report.json"

@@ -138,6 +138,17 @@ async def test_a_worker_that_dies() -> None:
         assert server.stop() == 0
 
 
+async def test_a_result_that_is_too_large() -> None:
+    with serving(f"{ENVS}:threads", "--max-result", "1MiB") as server:
+        async with AsyncCorralRouter(server.url) as router:
+            async with Client((await router.create_trial("thread"))["mcp_url"]) as client:
+                with pytest.raises(MCPError, match=r"answer to tool python has 1\.9 MiB, over this server's") as raised:
+                    await client.call_tool("python", {"code": "result = 'x' * 2_000_000"})
+                assert raised.value.data["kind"] == "serialization"
+                assert text(await client.call_tool("python", {"code": "result = 'fine'"})) == "fine"
+        assert server.stop() == 0
+
+
 async def test_behind_a_token() -> None:
     """The address that the server gives opens the trial by itself: an agent never needs the token."""
     with serving(f"{ENVS}:threads", env={**os.environ, "CORRAL_TOKEN": "s3cret"}) as server:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from corral import once
-from corral.errors import ConfigError
+from corral.errors import ConfigError, InfrastructureError
 from corral.once import Operation, Operations
 
 pytestmark = pytest.mark.anyio
@@ -31,7 +31,7 @@ class Work:
         self.undone.append(value)
 
 
-def begin(operations: Operations, work: Work, key: str = "k", *, request: object = "r", undo: bool = False,
+def begin(operations: Operations, work: Work, key: str = "k", *, request: bytes = b"r", undo: bool = False,
           grace: float = 100.0) -> Operation:  # fmt: skip
     return operations.begin("scope", key, request, work, work.undo if undo else None, grace)
 
@@ -61,7 +61,7 @@ async def test_errors_are_given_again_too() -> None:
         operations = Operations(tasks)
         for _ in range(2):
             with pytest.raises(LookupError, match="nothing here"):
-                await operations.begin("s", "k", "r", fail, None, 1.0).outcome()
+                await operations.begin("s", "k", b"r", fail, None, 1.0).outcome()
 
 
 async def test_a_key_stands_for_one_request() -> None:
@@ -70,7 +70,7 @@ async def test_a_key_stands_for_one_request() -> None:
         work.go.set()
         await begin(operations, work).outcome()
         with pytest.raises(ConfigError, match="'k' was used for another request"):
-            begin(operations, work, request="something else")
+            begin(operations, work, request=b"something else")
 
 
 async def test_who_leaves_disturbs_nobody() -> None:
@@ -78,10 +78,11 @@ async def test_who_leaves_disturbs_nobody() -> None:
         operations, work = Operations(tasks), Work()
         with anyio.move_on_after(0.01):
             await begin(operations, work, undo=True).outcome()
-        await operations.sweep()  # its client may come back
+        operations.sweep()  # its client may come back
         work.go.set()
         assert await begin(operations, work, undo=True).outcome() == 1
-        await operations.sweep()
+        operations.sweep()
+        await anyio.wait_all_tasks_blocked()
         assert (work.times, work.undone) == (1, [])
 
 
@@ -91,7 +92,8 @@ async def test_an_abandoned_operation_is_cancelled() -> None:
         operation = begin(operations, work, undo=True, grace=0.0)
         with anyio.move_on_after(0.01):
             await operation.outcome()
-        await operations.sweep()
+        operations.sweep()
+        await anyio.wait_all_tasks_blocked()
         assert operation.ended.is_set()
         assert work.undone == []  # it never gave anything
 
@@ -102,8 +104,69 @@ async def test_what_nobody_fetched_is_undone() -> None:
         begin(operations, work, undo=True, grace=0.0)
         work.go.set()
         await anyio.wait_all_tasks_blocked()
-        await operations.sweep()
+        operations.sweep()
+        await anyio.wait_all_tasks_blocked()
         assert work.undone == [1]
+
+
+async def test_what_is_given_up_gives_no_result() -> None:
+    """Neither to those who wait for it nor to who asks later: nothing would be taken for an answer."""
+    async with anyio.create_task_group() as tasks:
+        operations, work, got = Operations(tasks), Work(), list[Exception]()
+        operation = begin(operations, work)
+
+        async def ask() -> None:
+            try:
+                await operation.outcome()
+            except InfrastructureError as error:
+                got.append(error)
+
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        operation.scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        await ask()
+    assert [str(error) for error in got] == ["the operation was given up"] * 2
+
+
+async def test_an_undo_that_fails_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(value: Any) -> None:
+        raise LookupError(f"{value} is gone")
+
+    async with anyio.create_task_group() as tasks:
+        operations, work = Operations(tasks), Work()
+        work.go.set()
+        operations.begin("s", "k", b"r", work, fail, 0.0)
+        await anyio.wait_all_tasks_blocked()
+        operations.sweep()
+        await anyio.wait_all_tasks_blocked()
+        assert await begin(operations, work).outcome() == 2
+    assert "undoing what nobody came for failed" in caplog.text
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+async def test_nothing_is_kept_for_ever(fetched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even what nobody came for: its client was killed."""
+    monkeypatch.setattr(once, "KEPT_SECONDS", -1.0)
+    async with anyio.create_task_group() as tasks:
+        operations, work = Operations(tasks), Work()
+        operation = begin(operations, work)
+        operations.sweep()
+        assert begin(operations, work) is operation  # it has not ended
+        work.go.set()
+        await anyio.wait_all_tasks_blocked()
+        if fetched:
+            assert await operation.outcome() == 1
+        operations.sweep()
+        assert await begin(operations, work).outcome() == 2
+
+
+async def test_without_a_key_every_one_is_new() -> None:
+    async with anyio.create_task_group() as tasks:
+        operations, work = Operations(tasks), Work()
+        work.go.set()
+        given = [await operations.begin("s", None, b"r", work).outcome() for _ in range(3)]
+    assert given == [1, 2, 3]
 
 
 async def test_only_the_last_ones_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

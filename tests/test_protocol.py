@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from corral import protocol
+from corral.bodies import NewTrial
 from corral.errors import (
     TRIAL_ERRORS,
     ConfigError,
@@ -20,7 +21,7 @@ from corral.errors import (
     TaskGraphError,
     TrialError,
 )
-from corral.protocol import NewTrial, decode, encode, to_error, to_problem
+from corral.protocol import decode, encode, to_error, to_problem
 from corral.types import WorkerRef
 
 

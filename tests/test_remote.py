@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import threading
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -118,11 +121,13 @@ _solve_but_the_end_named.__name__ = _solve_but_the_end.__name__
 
 
 def test_a_run_takes_no_more_slots_than_there_are(tmp_path: Path) -> None:
-    """Trials beyond the server's slots wait in the scheduler, not in the server's queue."""
-    most: list[int] = []
+    """Trials beyond the server's slots wait in the scheduler, not in the server's queue; and no slot stays empty."""
+    seen: list[tuple[int, int]] = []
 
     def look(lab: Any, prompt: str) -> str:
-        most.append(httpx.get(f"{server.url}/health", trust_env=False).json()["waiting"])
+        lab.call("meet", folder=str(tmp_path / "meeting"), guests=2)  # both slots are in use
+        health = httpx.get(f"{server.url}/health", trust_env=False).json()
+        seen.append((health["waiting"], health["pool"]["leased"]))
         return "1"
 
     with serving(f"{ENVS}:processes", "--pool-size", "2") as server:
@@ -130,7 +135,62 @@ def test_a_run_takes_no_more_slots_than_there_are(tmp_path: Path) -> None:
         result = bench(CorralRouter(server.url), look, tmp_path, trials_per_task=3, concurrency=limits)
         assert server.stop() == 0
     assert result.coverage.graded == 12
-    assert set(most) == {0}
+    assert len(seen) == 12
+    assert {waiting for waiting, _ in seen} == {0}
+    assert max(leased for _, leased in seen) == 2
+
+
+def test_two_runners_share_the_slots_fairly(tmp_path: Path) -> None:
+    """One has both slots when the other comes; the next one is the other's, and from then on each has one."""
+    trials = 4
+    began: Counter[str] = Counter()
+    late_has_one = threading.Event()
+
+    def health() -> Any:
+        return httpx.get(f"{server.url}/health", trust_env=False).json()
+
+    def work(run: str, lab: Any, prompt: str) -> str:
+        began[run] += 1
+        if (run, began["early"]) == ("early", 2) and not began["late"]:
+            late.start()
+            late_has_one.wait(30)
+        if run == "late":
+            late_has_one.set()
+        # Each runner has its next trial in the queue, so it is the server that decides whose turn it is.
+        while health()["waiting"] < sum(began[name] < trials for name in ("early", "late")):
+            time.sleep(0.01)
+        return "1"
+
+    def run(name: str) -> None:
+        policy = partial(work, name)
+        policy.__name__ = name  # type: ignore[attr-defined]
+        runs[name] = bench(CorralRouter(server.url), policy, tmp_path / name, task_ids=["a"], trials_per_task=trials,
+                           session_id=name)  # fmt: skip
+
+    runs: dict[str, BenchmarkResult] = {}
+    with serving(f"{ENVS}:processes", "--pool-size", "2") as server:
+        early, late = (threading.Thread(target=run, args=(name,)) for name in ("early", "late"))
+        early.start()
+        early.join(60)
+        late.join(60)
+        assert server.stop() == 0
+        lines = [json.loads(line) for line in server.lines]
+    assert [runs[name].coverage.graded for name in ("early", "late")] == [trials, trials]
+    opened = [line for line in lines if line["event"] == "trial opened"]
+    whose = {line["trial"]: line["run"] for line in opened}
+    first = opened[0]["run"]
+    order = ["early" if line["run"] == first else "late" for line in opened]
+    assert order[:3] == ["early", "early", "late"]
+    held: Counter[str] = Counter()
+    after: list[int] = []
+    for line in lines:
+        if line["event"] == "trial closed":
+            held[whose[line["trial"]]] -= 1
+        if line["event"] == "trial opened":
+            held[line["run"]] += 1
+            if line["run"] != first or after:
+                after.append(max(held.values()))
+    assert after[: 2 * trials - 3] == [1] * (2 * trials - 3), (order, after)
 
 
 @pytest.mark.parametrize("router", ROUTERS)

@@ -181,3 +181,87 @@ def test_a_session_of_a_script_goes_on_with_a_pool_that_was_begun_without(tmp_pa
 def test_what_workers_print_does_not_mix_with_what_the_script_prints(tmp_path: Path) -> None:
     chatty = text().replace("        return [self.sum", "        print('chatter')\n        return [self.sum")
     assert script(chatty, tmp_path) == EXPECTED
+
+
+# ---- libraries that have processes, or a main module, of their own ----
+
+WITH_JOBLIB = """
+def square(number):
+    return number * number
+
+class Crowd(Adder):
+    @tool
+    def squares(self) -> list:
+        "Made by two processes, which start two each."
+        import joblib
+        def row(first):
+            return joblib.Parallel(n_jobs=2)(joblib.delayed(square)(first + n) for n in range(3))
+        return joblib.Parallel(n_jobs=2)(joblib.delayed(row)(first) for first in range(2))
+
+def crowds():
+    return {"crowd": Crowd("crowd", 1, 2)}
+
+class Counter(BaseAgent):
+    def run(self, interface, task_id, **_):
+        rows = interface.execute_tool(task_id, "squares", {}).result
+        return 3 if rows == [[0, 1, 4], [1, 4, 9]] else rows
+
+def main():
+    result = CorralRunner(crowds, agent_factory=lambda context: Counter()).bench(trials_per_task=4, worker_pool=2)
+    print(result.average_score(), result.coverage.graded, flush=True)
+"""
+
+
+def in_shared_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir() if "loky" in path.name or "joblib" in path.name}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="joblib keeps its semaphores where this test cannot look")
+def test_tools_that_use_joblib(tmp_path: Path) -> None:
+    """Nested, as ends badly elsewhere. No process is left, and nothing in shared memory, which is short."""
+    before = in_shared_memory()
+    assert script(f"{IMPORTS}\nPOOLED = True\n{ENVIRONMENT}{WITH_JOBLIB}{GUARD}", tmp_path) == EXPECTED
+    assert in_shared_memory() - before == set()
+
+
+DILL = """
+import dill
+
+class Pickler(Adder):
+    @tool
+    def remade(self) -> list:
+        "What dill makes of a function, and where."
+        number = self.sum
+        return [dill.loads(dill.dumps(lambda: number + 1))(), os.getpid()]
+
+def build():
+    return {"small": Pickler("small", 1, 2), "large": Pickler("large", 100, 200)}
+
+class Reader(BaseAgent):
+    def run(self, interface, task_id, **_):
+        total, pid = interface.execute_tool(task_id, "remade", {}).result
+        assert pid != os.getpid()
+        return total - 1
+"""
+
+
+@pytest.mark.parametrize("name", ["bench-all", "bench-all.py"])
+@pytest.mark.parametrize("inside", [False, True], ids=["in a package", "in the command"])
+def test_environments_that_use_dill(inside: bool, name: str, tmp_path: Path) -> None:
+    """It imports the main module, and looks at it: so there has to be one, and in time."""
+    body = f"{text(end='')}{DILL}"
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").touch()
+    (tmp_path / "tools" / "command.py").write_text("" if inside else body)
+    start = body if inside else "import sys\nfrom tools.command import main\n"
+    (tmp_path / name).write_text(f"{start}\nif __name__ == '__main__':\n    main()\n")
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    done = python(name, folder=tmp_path, variables={"PYTHONPATH": path})
+    assert (done.stdout, done.stderr, done.returncode) == (EXPECTED, "", 0)
+
+
+def test_a_session_in_the_shell_that_uses_dill(tmp_path: Path) -> None:
+    done = python("-c", text(end=f"{DILL}\nmain()\n"), folder=tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == (EXPECTED, "", 0)

@@ -120,6 +120,32 @@ def test_a_trial_from_beginning_to_end(http: httpx.Client) -> None:
     assert http.get(f"{place}/prompt").json()["kind"] == "not_found"
 
 
+def test_what_the_server_saw_pass(http: httpx.Client) -> None:
+    """Of a trial that goes on, of one that is submitted, and of one that broke."""
+    place = f"/trials/{trial(http, 'process', trial_index=2)}"
+    history = {"phase": "set-up", "running": 0, "calls": 0, "fault": None, "result": None}
+    assert http.get(f"{place}/history").json() == history
+    run(http, place, "result = {'a': 1}")
+    run(http, place, "1 / 0")
+    assert http.get(f"{place}/history").json() == history | {"phase": "tool python", "calls": 2}
+    assert http.get(f"{place}/history/calls").json()["calls"] == [
+        {"tool": "python", "arguments": {"code": "result = {'a': 1}"}, "success": True, "result": {"a": 1},
+         "error": None},
+        {"tool": "python", "arguments": {"code": "1 / 0"}, "success": False, "result": None,
+         "error": "ZeroDivisionError: division by zero"},
+    ]  # fmt: skip
+    submitted = http.post(f"{place}/submit", json={"answer": 0.5}).json()
+    seen = http.get(f"{place}/history").json()
+    assert (seen["phase"], seen["result"]) == ("submit", submitted)
+    http.delete(place)
+    assert http.get(f"{place}/history").status_code == 404
+    place = f"/trials/{trial(http, 'process')}"
+    broke = run(http, place, "import os; os.kill(os.getpid(), 9)").json()
+    seen = http.get(f"{place}/history").json()
+    assert (seen["fault"], seen["calls"], seen["fault"]["kind"]) == (broke, 0, "worker_died")
+    http.delete(place)
+
+
 def test_a_tool_that_raises_is_an_answer(http: httpx.Client) -> None:
     place = f"/trials/{trial(http, 'thread')}"
     answer = run(http, place, "1 / 0")

@@ -59,15 +59,31 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def test_a_port_that_is_taken() -> None:
-    """One sentence, at once, and nothing was started: the builder would take longer."""
+    """One sentence within 3 s, before anything that takes longer is loaded. The quickest of three tries counts: all of
+    it is Python's start, and the machine may be busy."""
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        began = time.monotonic()
-        done = command(f"{ENVS}:build", "--port", str(port))
-        took = time.monotonic() - began
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"corral: cannot listen on 127.0.0.1:{port}: something else listens there already\n"
-    assert took < 10  # most of it is Python's start, on a busy machine
+        took: list[float] = []
+        while not took or (min(took) >= 3 and len(took) < 3):
+            began = time.monotonic()
+            done = command(f"{ENVS}:build", "--port", str(port))
+            took.append(time.monotonic() - began)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr == f"corral: cannot listen on 127.0.0.1:{port}: something else listens there already\n"
+    assert min(took) < 3
+
+
+def test_a_port_that_is_taken_is_told_before_a_server_is_loaded() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        lines = (
+            "import sys; from corral import run_server\n"
+            f"try: run_server(build_envs=dict, port={port})\n"
+            "finally: print([name for name in ('uvicorn', 'starlette', 'pydantic', 'psutil') if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "[]\n")
+    assert f"ConfigError: cannot listen on 127.0.0.1:{port}" in done.stderr
 
 
 @pytest.mark.slow

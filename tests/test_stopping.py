@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -123,7 +124,59 @@ def test_at_any_moment_of_its_first_second(number: signal.Signals, tmp_path: Pat
         run.send_signal(number)
         _, errors = run.communicate(timeout=20)
         assert run.returncode in (128 + number, -number), errors
+        if run.returncode > 0:  # else it was the interpreter's first moment, before any line of Corral
+            assert errors.startswith(f"corral: stopped by {number.name}")
+            assert len(errors.splitlines()) == 1
         assert remain(below) == []
+
+
+HOLD = """
+import builtins, sys, time
+real, held = builtins.__import__, sys.argv.pop(1)
+def hold(name, *more, **named):
+    if name == held:
+        print("now", flush=True)
+        time.sleep(30)
+    return real(name, *more, **named)
+builtins.__import__ = hold
+import runpy
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+"""Runs a command that stops at the import of a module: which moment it is in is no matter of luck."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(("module", "held"), [("corral.pool", "anyio"), ("corral.server builders:busy", "corral.app"),
+                                              ("corral.report", "rich.console")])  # fmt: skip
+def test_while_a_command_is_imported(module: str, held: str, number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "hold.py").write_text(HOLD)
+    (tmp_path / "builders.py").write_text(BUILDERS)
+    run = start(["hold.py", held, *module.split()], tmp_path)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "now\n"
+    run.send_signal(number)
+    _, errors = run.communicate(timeout=20)
+    assert (run.returncode, errors) == (128 + number, f"corral: stopped by {number.name}\n")
+
+
+def test_a_signal_that_is_to_be_ignored_is(tmp_path: Path) -> None:
+    """``nohup``: a run goes on when its terminal is closed."""
+    (tmp_path / "quiet.py").write_text(
+        "import os, signal, sys\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\nos.execv(sys.executable, sys.argv[1:])"
+    )
+    (tmp_path / "builders.py").write_text(BUILDERS)
+    (tmp_path / "agents.py").write_text(AGENT)
+    given = ["-m", "corral.pool", "--envs", "builders:asleep", "--agent", "agents:one_after_the_other", "--size", "1"]
+    root = os.pathsep.join([str(tmp_path), str(Path(__file__).resolve().parents[1])])
+    run = start(["quiet.py", sys.executable, *given], tmp_path, PYTHONPATH=root)
+    until((tmp_path / "loading").exists)
+    below = everything(run)
+    run.send_signal(signal.SIGHUP)
+    run.send_signal(signal.SIGTERM)
+    _, errors = run.communicate(timeout=20)
+    assert run.returncode == 143, errors
+    assert "SIGTERM" in errors
+    assert remain(below) == []
 
 
 SCRIPT = """

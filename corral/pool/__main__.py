@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from corral.cli import main
+    from corral.shell import run
 
-    raise SystemExit(main())
+    raise SystemExit(run("corral.cli"))

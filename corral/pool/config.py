@@ -20,6 +20,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 MAX_SIZE = 512
 """Workers of one pool: each costs an interpreter and two descriptors of the supervisor."""
 
+MIN_MEMORY = 32 * 2**20
+"""Bytes of the least memory limit: a trial process that does nothing takes as much."""
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -96,7 +99,13 @@ class WorkerPoolConfig:
         if self.max_trials_per_worker is not None:
             check_count(self.max_trials_per_worker, "max_trials_per_worker")
         if self.memory_limit is not None:
-            object.__setattr__(self, "memory_limit", parse_bytes(self.memory_limit, "memory_limit"))
+            limit = parse_bytes(self.memory_limit, "memory_limit")
+            if limit < MIN_MEMORY:
+                raise ConfigError(
+                    f"memory_limit must be at least {MIN_MEMORY // 2**20} MiB, which a trial process takes by itself, "
+                    f'not {limit} bytes; sizes have units, such as "2GiB"'
+                )
+            object.__setattr__(self, "memory_limit", limit)
         if self.log_dir is not None and not isinstance(self.log_dir, str | os.PathLike):
             raise ConfigError(f"log_dir must be the path of a folder, not {self.log_dir!r}")
         _check_choice(self.reuse, get_args(Reuse), "reuse")

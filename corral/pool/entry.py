@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from corral.errors import ConfigError
+from corral.pool.main_script import refuse_while_importing
 from corral.pool.wire import HostSpec
 
 UNGUARDED = (
@@ -20,15 +19,6 @@ def enter(spec: HostSpec) -> None:
     host_main(spec)
 
 
-def importing_main() -> bool:
-    """Whether this process is a new worker that is importing the user's main module.
-
-    A script that starts a run at its top level, without a guard, would start another one there, and so on.
-    """
-    return sys.orig_argv[-2:] == ["-m", "anyio.to_process"] and "__main__" not in sys.modules
-
-
 def refuse_in_worker(what: str) -> None:
-    """ConfigError with what to do, if the user's main module starts ``what`` while a worker imports it."""
-    if importing_main():
-        raise ConfigError(UNGUARDED.format(what=what))
+    """ConfigError with what to do, if the user's main script starts ``what`` while a worker imports it."""
+    refuse_while_importing(ConfigError(UNGUARDED.format(what=what)))

@@ -24,6 +24,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from corral.pool import printed
+
 LINUX = sys.platform == "linux"
 
 _PR_SET_PDEATHSIG = 1
@@ -36,10 +38,9 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def redirect_output(log_path: str, *, keep: bool) -> None:
-    """Send descriptors 1 and 2 to the log, and 0 to end-of-file. ``keep`` appends to what the log holds."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
-    log = os.open(log_path, flags, 0o600)
+def redirect_output(log_path: str) -> None:
+    """Send descriptors 1 and 2 to the end of the log, and 0 to end-of-file."""
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
@@ -54,6 +55,7 @@ def reopen_streams() -> None:
     sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
+    printed.buffer_c_by_lines()
     faulthandler.enable(file=sys.stderr, all_threads=False)
     if hasattr(signal, "SIGUSR1"):  # sent before a kill at a deadline: the log then shows where the process hung
         faulthandler.register(signal.SIGUSR1, file=sys.stderr)
@@ -191,14 +193,3 @@ def end_children(spared: set[int]) -> None:
         for pid in strays:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-
-
-def tail(path: str, start: int, limit: int) -> str:
-    """The last ``limit`` bytes that were written to ``path`` from the position ``start`` on, as text."""
-    try:
-        with open(path, "rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(start, end - limit))
-            return log.read(limit).decode("utf-8", "backslashreplace")
-    except OSError:
-        return ""

@@ -27,15 +27,16 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from socket import socketpair
 from typing import NoReturn
 
 from corral.environment import Environment
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, describe_exit
-from corral.pool import guards, trial_process
+from corral.pool import guards, leaving, printed, trial_process
 from corral.pool.link import Link
+from corral.pool.logs import tail
 from corral.pool.wire import (
     Finish,
     HostSpec,
@@ -50,12 +51,9 @@ from corral.pool.wire import (
 from corral.runtime import describe, load
 from corral.types import FreshMode
 
-OUTPUT_TAIL = 16_384
-"""Bytes of a trial process's output that are reported with its end."""
-
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
-    "from corral.pool.trial_process import spare_main; spare_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); from corral.pool.trial_process import spare_main; "
+    "spare_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[5]))"
 )
 
 
@@ -66,9 +64,11 @@ def host_main(spec: HostSpec) -> NoReturn:
         lifeline, reply = os.dup(0), os.dup(1)  # anyio's pipes: closed, they would mean that this worker is dead
         guards.become_leader()
         guards.ignore_terminal_signals()
-        guards.redirect_output(spec.log_path, keep=spec.keep_log)
+        guards.redirect_output(spec.log_path)
         guards.adopt_orphans()
-        Host(spec, Link.connect(spec.ticket), lifeline, reply).run()
+        with guards.sentinel(lifeline):
+            failed = trial_process.try_main(spec.main)
+        Host(spec, Link.connect(spec.ticket), lifeline, reply).run(failed)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -110,18 +110,20 @@ class Host:
         self._environments: Mapping[str, Environment] | None = None
         self._child: _Child | None = None
         self._spare: _Spare | None = None
-        self._helpers: set[int] = set()
-        """Processes that loading the environments started: trials need them."""
+        self._helpers = guards.child_pids()
+        """Processes that the main script, and loading the environments, started: trials need them."""
 
-    def run(self) -> None:
-        """Load, then serve until the supervisor finishes or is gone."""
+    def run(self, failed: LoadFailed | None) -> None:
+        """Load, then serve until the supervisor finishes or is gone. ``failed``: of the main script."""
         request = self._link.receive()
         if request is None:
             return
         if not isinstance(request, Load):
             raise ProtocolError(f"a worker was sent a {type(request).__name__} before it was loaded")
         self._load = request
-        if not self._start(request):
+        if failed is not None:
+            self._link.send(failed)
+        if failed is not None or not self._start(request):
             return
         while self._step():
             pass
@@ -212,6 +214,7 @@ class Host:
             self._start_spare()
 
     def _begin_log(self) -> int:
+        printed.flush()  # a fork would print what this process holds back
         if not self._spec.keep_log:
             os.ftruncate(1, 0)
         return os.lseek(1, 0, os.SEEK_END)
@@ -238,6 +241,7 @@ class Host:
             if self._spare is not None:
                 self._spare.link.close()
             guards.reopen_streams()
+            leaving.begin_anew()
             environments, load_of = self._environments, self._load
             assert environments is not None
             assert load_of is not None
@@ -256,9 +260,8 @@ class Host:
         with theirs:
             number = theirs.fileno()
             command = [sys.executable, "-u", "-c", _BOOT, str(number), str(os.getpid()), self._spec.work_root]
-            process = subprocess.Popen(
-                [*command, json.dumps(sys.path)], pass_fds=[number], stdin=subprocess.DEVNULL, process_group=0
-            )
+            told = [json.dumps(sys.path), json.dumps(self._spec.main and astuple(self._spec.main))]
+            process = subprocess.Popen([*command, *told], pass_fds=[number], stdin=subprocess.DEVNULL, process_group=0)
         self._spare = _Spare(process, Link(ours))
         self._spare.link.send(self._load)
         return self._spare
@@ -302,13 +305,15 @@ class Host:
             os.killpg(child.pid, signal.SIGKILL)  # what it started and left in its group
         guards.end_children(self._helpers | ({self._spare.process.pid} if self._spare else set()))
         self._clear_workspaces()
+        output, log_end = tail(self._spec.log_path, child.log_start, printed.OUTPUT_TAIL)
         self._link.send(
             ProcessEnded(
                 child.number,
                 os.waitstatus_to_exitcode(status),
                 peak_rss=usage.ru_maxrss * (1024 if guards.LINUX else 1),
                 cpu_seconds=usage.ru_utime + usage.ru_stime,
-                output=guards.tail(self._spec.log_path, child.log_start, OUTPUT_TAIL),
+                output=output,
+                log_end=log_end,
             )
         )
 

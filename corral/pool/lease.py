@@ -64,6 +64,7 @@ class Lease:
         self.slot.trials_of_worker += 1
         opened = await process.request(Open(spec), f"set-up of {spec.task_id}#{spec.trial_index}")
         assert isinstance(opened, Opened)
+        process.log_start = opened.log_start
         return opened
 
     async def _process_for(self, task_id: str) -> TrialProcess:
@@ -113,8 +114,10 @@ class Lease:
 
     async def close_trial(self, runtime_id: str) -> Closed:
         """Close an open trial."""
-        closed = await self._living().request(Close(runtime_id), "close")
+        process = self._living()
+        closed = await process.request(Close(runtime_id), "close")
         assert isinstance(closed, Closed)
+        process.log_start = closed.log_end
         return closed
 
     def _living(self) -> TrialProcess:
@@ -132,9 +135,8 @@ class Lease:
         return self._process.end if self._process else None
 
     def last_output(self) -> str:
-        """The tail of what the trial process printed, once it has ended."""
-        end = self.end_of_process()
-        return end.output if end else ""
+        """The tail of what the trial process printed for its last trial, once it has ended."""
+        return self._process.output if self._process else ""
 
     async def end(self) -> None:
         """End the trial process, unless it is to be reused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 
 import anyio
 import psutil
@@ -27,11 +28,24 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-async def see_off(processes: list[psutil.Process]) -> None:
-    """Kill them and wait until none runs: for those that are nobody's children here."""
+def descendants(pid: int) -> list[psutil.Process]:
+    """All below a process; none if that is not known, or gone."""
+    try:
+        return psutil.Process(pid).children(recursive=True) if pid else []
+    except psutil.Error:
+        return []
+
+
+def signal_all(processes: list[psutil.Process], number: int) -> None:
+    """Send a signal to those that still exist."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            process.kill()
+            process.send_signal(number)
+
+
+async def see_off(processes: list[psutil.Process]) -> None:
+    """Kill them and wait until none runs: for those that are nobody's children here."""
+    signal_all(processes, signal.SIGKILL)
     with anyio.move_on_after(PATIENCE):
         while any(map(_runs, processes)):
             await anyio.sleep(0.005)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from corral.errors import EnvStartError
+from corral.errors import EnvStartError, NoSlot
 from corral.pool.lifecycle import WorkerEvent, WorkerState, next_state
 from corral.pool.worker import TrialProcess, Worker
 
@@ -64,6 +64,7 @@ class Slot:
 class _Waiter:
     served: anyio.Event = field(default_factory=anyio.Event)
     slot: Slot | None = None
+    refused: NoSlot | None = None
 
 
 class Slots:
@@ -71,6 +72,12 @@ class Slots:
 
     def __init__(self) -> None:
         self.all: list[Slot] = []
+        self.shared_out: int | None = None
+        """How many slots their user shares out, who lets no more trials come than that. None: as many as will may wait.
+
+        When a slot is given up there are fewer. Who then waits in vain may hold what those need that have the others:
+        they are sent away, to wait without holding anything.
+        """
         self._queue: deque[_Waiter] = deque()
 
     def add(self) -> Slot:
@@ -80,7 +87,7 @@ class Slots:
         return slot
 
     async def take(self) -> Slot:
-        """A ready slot, leased. EnvStartError when there will never be one."""
+        """A ready slot, leased. EnvStartError when there will never be one, NoSlot when there are too few."""
         if not self._queue and (slot := self._assign()):
             return slot
         waiter = _Waiter()
@@ -95,7 +102,7 @@ class Slots:
                 self._queue.remove(waiter)
             raise
         if waiter.slot is None:
-            raise self._hopeless()
+            raise waiter.refused or self._hopeless()
         return waiter.slot
 
     def give_back(self, slot: Slot) -> None:
@@ -111,9 +118,16 @@ class Slots:
             waiter = self._queue.popleft()
             waiter.slot = slot
             waiter.served.set()
-        if all(slot.state.is_over for slot in self.all):
+        left = [slot for slot in self.all if not slot.state.is_over]
+        if not left:
             while self._queue:
                 self._queue.popleft().served.set()
+        if self.shared_out is not None and self.shared_out > len(left):
+            to_come = sum(not slot.leased for slot in left)
+            while len(self._queue) > to_come:
+                waiter = self._queue.pop()
+                waiter.refused = NoSlot(len(left))
+                waiter.served.set()
 
     def _assign(self) -> Slot | None:
         for slot in self.all:
@@ -127,4 +141,4 @@ class Slots:
         errors = [slot.error for slot in self.all if slot.error is not None]
         if not errors:
             return EnvStartError("the worker pool is closed")
-        return EnvStartError(f"no worker could start: {errors[-1]}", record=errors[-1].record)
+        return EnvStartError(f"no worker is left: {errors[-1]}", record=errors[-1].record)

@@ -1,8 +1,8 @@
 """SUPERVISOR SIDE. WorkerPool: starts workers, keeps every slot served, leases them, shuts down by one deadline.
 
 Guarantees
-    * A slot whose worker is gone gets a new one at once; after MAX_STARTS failed starts in a row it is given up (not
-      before LOST_PATIENCE, if they were killed). A first worker that is not ready in time is not tried again.
+    * A slot whose worker is gone gets a new one at once. One whose workers fail in a row, at their start or before they
+      are used, gets the next ones later, and is given up in the end: ``starts.Streak`` says when.
     * Starts are staggered: at most as many at once as there are processors. The first worker starts alone and describes
       the environments, so a builder that cannot work costs MAX_STARTS processes, not MAX_STARTS per slot.
     * Leaving the pool ends every worker and all that it started, within SHUTDOWN_PATIENCE plus a kill.
@@ -26,15 +26,16 @@ from typing import Any, Self
 import anyio
 import cloudpickle
 
-from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, SerializationError
+from corral.errors import ConfigError, CorralError, EnvStartError, ErrorRecord, ProtocolError, SerializationError
 from corral.pool.channel import Listener, open_listener
 from corral.pool.config import WorkerPoolConfig, available_cpus
 from corral.pool.entry import refuse_in_worker
 from corral.pool.lease import Lease
 from corral.pool.lifecycle import WorkerEvent, WorkerState
+from corral.pool.main_script import MainScript
 from corral.pool.memory import MemoryWatch
 from corral.pool.slots import Slot, Slots
-from corral.pool.starts import LostStart, SlowStart
+from corral.pool.starts import STEADY, LostStart, Streak
 from corral.pool.wire import HostSpec, Load
 from corral.pool.worker import Worker
 from corral.scratch import scratch_folder
@@ -42,13 +43,6 @@ from corral.source import describe_builder
 from corral.types import TaskInfo
 from corral.unwrap import unwrapped
 
-MAX_STARTS = 3
-"""Starts of one slot that may fail in a row before it is given up."""
-LOST_PATIENCE = 60.0
-"""Seconds for which starts of one slot may be lost in a row, once the builder is known to work: something else, such as
-a machine out of memory, kills them, and it may pass."""
-LOST_PAUSE = 0.1
-"""Seconds before the next start after lost ones, times how many they were."""
 SHUTDOWN_PATIENCE = 10.0
 """Seconds for the whole pool to end by itself."""
 
@@ -122,6 +116,7 @@ class WorkerPool:
             self._folder = Path(stack.enter_context(scratch_folder()))
             self._listener: Listener = await stack.enter_async_context(open_listener(self._folder))
             self._limiter = anyio.CapacityLimiter(math.inf)
+            self._main = MainScript.of_this_process()
             self._starts = anyio.CapacityLimiter(available_cpus())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.push_async_callback(self._shut_down)
@@ -160,8 +155,13 @@ class WorkerPool:
 
     # ---- leases ----
 
+    def share_out(self, slots: int) -> None:
+        """From now on no more than so many leases are asked for at once: NoSlot where even they are too many."""
+        self._slots.shared_out = slots
+        self._slots.hand_out()
+
     async def acquire(self) -> Lease:
-        """Wait for a ready slot and lease it. EnvStartError when no worker can start."""
+        """Wait for a ready slot and lease it. EnvStartError when no worker can start, NoSlot: see ``share_out``."""
         slot = await self._slots.take()
         return Lease(slot, self.config, self.catalogue)
 
@@ -191,36 +191,37 @@ class WorkerPool:
 
     async def _keep(self, slot: Slot) -> None:
         """Keep a worker on ``slot``: start it, wait until it is gone, start the next one."""
-        failures, began = 0, 0.0
+        streak = Streak()
         while not self._is_closing():
-            try:
-                worker = await self._start_worker(slot)
-            except (EnvStartError, ConfigError, ProtocolError) as error:
-                if self._is_closing():  # it was killed, or its connection closed, on purpose
-                    return
-                began = began if failures else time.monotonic()
-                failures += 1
-                slot.error = error if isinstance(error, EnvStartError) else EnvStartError(str(error))
-                slot.advance(WorkerEvent.DIED)
-                if isinstance(error, ConfigError):
-                    self._fatal = error
-                if self._fatal or self._is_hopeless(error, failures, time.monotonic() - began):
-                    slot.advance(WorkerEvent.GIVE_UP)
-                    self._slots.hand_out()
-                    return
-                if failures >= MAX_STARTS:
-                    await anyio.sleep(min(1.0, LOST_PAUSE * failures))
+            failure = await self._one_worker(slot)
+            if self._is_closing():  # it was killed, or its connection closed, on purpose
+                return
+            if failure is None:
+                streak = Streak()
                 continue
-            failures, slot.error = 0, None
-            await worker.gone.wait()
-            slot.lose(worker)
+            if isinstance(failure, ConfigError):
+                self._fatal = failure
+            pause = streak.pause_after(failure, time.monotonic(), loaded=bool(self.catalogue))
+            if self._fatal or pause is None:
+                slot.error = streak.reason(failure)
+                slot.advance(WorkerEvent.GIVE_UP)
+                self._slots.hand_out()
+                return
+            await anyio.sleep(pause)
 
-    def _is_hopeless(self, error: Exception, failures: int, seconds: float) -> bool:
-        """Whether a slot is given up, whose last ``failures`` starts failed, over so many seconds."""
-        if isinstance(error, SlowStart) and not self.catalogue:  # a hang: more of it helps nobody
-            return True
-        is_killed = isinstance(error, LostStart) and bool(self.catalogue)
-        return failures >= MAX_STARTS and not (is_killed and seconds < LOST_PATIENCE)
+    async def _one_worker(self, slot: Slot) -> CorralError | None:
+        """Start a worker and wait until it is gone; what was wrong with it, if it was of no use."""
+        try:
+            worker = await self._start_worker(slot)
+        except (EnvStartError, ConfigError, ProtocolError) as error:
+            if not self._is_closing():
+                slot.advance(WorkerEvent.DIED)
+            return error
+        ready = time.monotonic()
+        await worker.gone.wait()
+        was_used = slot.trials_of_worker > 0 or time.monotonic() - ready > STEADY
+        slot.lose(worker)
+        return None if was_used else LostStart.unused(pid=worker.pid, status=worker.status)
 
     def _is_closing(self) -> bool:
         return self._closing
@@ -254,7 +255,7 @@ class WorkerPool:
         keep = self.config.log_dir is not None
         logs = Path(self.config.log_dir) if self.config.log_dir is not None else self._folder
         log_path = (logs / f"slot-{slot.index}.log").resolve()
-        return HostSpec(ticket, slot.index, str(work_root), str(log_path), keep)
+        return HostSpec(ticket, slot.index, str(work_root), str(log_path), keep, self._main)
 
     async def _shut_down(self) -> None:
         self._closing = True

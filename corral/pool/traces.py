@@ -13,6 +13,7 @@ Assumptions
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import site
@@ -21,7 +22,7 @@ import sysconfig
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
 from typing import Any
 
 LEFT = "left behind in its process, which later trials share: "
@@ -36,6 +37,9 @@ NAMED = 5
 
 LARGE = 1_000
 """Entries of a container from which on only their number is looked at."""
+
+_WHOLE = frozenset({int, float, complex, bool, str, bytes, NoneType, FunctionType, BuiltinFunctionType, ModuleType})
+"""What has nothing inside: only whether it is the same one is looked at."""
 
 _SIZED = (list, tuple, set, frozenset, deque, dict, bytearray)
 
@@ -57,7 +61,20 @@ class Traces:
         self._threads = {thread.ident: thread.name for thread in threading.enumerate()}
         self._native_threads = _native_threads()
         self._descriptors = _descriptors()
-        self._globals = {name: list(parts) for name, parts in _globals(self._packages)}
+        self._globals: dict[str, list[Any]] = {}
+        self._cut: set[str] = set()
+        """Globals that the budget did not suffice for: only whether they are the same objects is known."""
+        self._look_at_globals()
+
+    def _look_at_globals(self) -> None:
+        left = BUDGET
+        for name, value in _globals(self._packages):
+            parts: list[Any] = []
+            left = _add_parts(value, DEPTH, left, parts)
+            if left <= 0:  # where it runs out depends on all that was looked at before
+                self._cut.add(name)
+                del parts[1:]
+            self._globals[name] = parts
 
     def left_since(self) -> str | None:
         """What is different now, in words; None if nothing is."""
@@ -80,11 +97,15 @@ class Traces:
         return LEFT + told if told else None
 
     def _changed_globals(self, now: Traces) -> list[str]:
+        known = {_module_of(name) for name in self._globals}  # what was imported since is no trace
+        cut = self._cut | now._cut
         return [
             name
             for name, parts in now._globals.items()
-            if name.rpartition(".")[0] in {known.rpartition(".")[0] for known in self._globals}
-            and not _same(self._globals.get(name), parts)
+            if _module_of(name) in known
+            and not _same(
+                self._globals.get(name, [])[: 1 if name in cut else None], parts[: 1 if name in cut else None]
+            )
         ]
 
 
@@ -99,8 +120,14 @@ def _changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
     return [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
 
 
-def _same(before: list[Any] | None, now: list[Any]) -> bool:
-    return before is not None and len(before) == len(now) and all(map(_is_same, before, now))
+def _module_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _same(before: list[Any], now: list[Any]) -> bool:
+    if len(before) != len(now):
+        return False
+    return all(map(operator.is_, before, now)) or all(map(_is_same, before, now))
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -115,25 +142,25 @@ class _State:
         self.text = text
 
 
-def _globals(packages: frozenset[str]) -> Iterator[tuple[str, Iterator[Any]]]:
-    left = [BUDGET]
+def _globals(packages: frozenset[str]) -> Iterator[tuple[str, Any]]:
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), ModuleType) and _is_users(name, module, packages):
             for key, value in list(vars(module).items()):
                 if not key.startswith("__"):
-                    yield f"{name}.{key}", _parts(value, DEPTH, left)
+                    yield f"{name}.{key}", value
 
 
-def _parts(value: Any, depth: int, left: list[int]) -> Iterator[Any]:
-    """The object and what it is made of, in an order that is the same each time."""
-    left[0] -= 1
-    yield value
-    if left[0] <= 0 or depth == 0:
-        return
+def _add_parts(value: Any, depth: int, left: int, parts: list[Any]) -> int:
+    """Add the object and what it is made of, in an order that is the same each time; what is left of the budget."""
+    left -= 1
+    parts.append(value)
+    if left <= 0 or depth == 0 or type(value) in _WHOLE:
+        return left
     if (state := _state_of(value)) is not None:
-        yield state
+        parts.append(state)
     for part in _inside(value):
-        yield from _parts(part, depth - 1, left)
+        left = _add_parts(part, depth - 1, left, parts)
+    return left
 
 
 def _inside(value: Any) -> Iterable[Any]:
@@ -142,7 +169,7 @@ def _inside(value: Any) -> Iterable[Any]:
         return () if len(value) > LARGE else _entries(value)
     if issubclass(kind, type):
         attributes = type.__getattribute__(value, "__dict__")
-    elif kind.__module__ == "builtins":  # functions and modules too: only whether they are the same ones is looked at
+    elif kind.__module__ == "builtins":
         return ()
     else:
         try:

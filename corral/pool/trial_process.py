@@ -6,6 +6,7 @@ its worker hands it a ticket. Either way it has run nothing before its first tri
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -17,8 +18,10 @@ from typing import Any, NoReturn
 
 from corral.environment import Environment
 from corral.errors import ConfigError, ErrorRecord, NotFound, ProtocolError, SerializationError, ToolError, TrialError
-from corral.pool import guards
+from corral.pool import guards, leaving
 from corral.pool.link import Link
+from corral.pool.main_script import MainScript, import_main
+from corral.pool.printed import Printed
 from corral.pool.traces import Traces
 from corral.pool.wire import (
     Close,
@@ -37,6 +40,7 @@ from corral.pool.wire import (
     StartProcess,
 )
 from corral.runtime import TrialRuntime, describe, load
+from corral.types import TrialSpec
 
 EXIT_BROKEN = 70
 """Exit code of a trial process that failed by Corral's own doing (EX_SOFTWARE of sysexits.h)."""
@@ -52,6 +56,7 @@ class TrialServer:
         self._reused = reused
         self._traces: dict[str, Traces] = {}
         self._work_root = work_root
+        self._printed = Printed()
         self._runtimes: dict[str, TrialRuntime] = {}
         self._used_before: dict[str, float] = {}
         """CPU seconds of the process when a trial was opened."""
@@ -73,23 +78,39 @@ class TrialServer:
     def _carry_out(self, request: Message) -> Any:
         match request:
             case Open(spec):
-                self._used_before[spec.runtime_id] = used_so_far()[1]
-                if self._reused:
-                    self._traces[spec.runtime_id] = Traces(self._packages - {"corral"})
-                runtime = TrialRuntime(self._environments[spec.task_id], spec, self._work_root, own_process=True)
-                self._runtimes[spec.runtime_id] = runtime
-                return Opened(str(runtime.workspace))
+                return self._open(spec)
             case Perform(runtime_id, action, arguments):
-                return self._find(runtime_id).perform(action, arguments)
+                try:
+                    return self._find(runtime_id).perform(action, arguments)
+                finally:
+                    self._printed.called(runtime_id)
             case Close(runtime_id):
-                warnings = self._find(runtime_id).close()
-                del self._runtimes[runtime_id]
-                if (traces := self._traces.pop(runtime_id, None)) and (left := traces.left_since()):
-                    warnings = [*warnings, left]
-                peak, seconds = used_so_far()
-                return Closed(tuple(warnings), peak, seconds - self._used_before.pop(runtime_id))
+                return self._close(runtime_id)
             case _:
                 raise ProtocolError(f"a trial process was sent a {type(request).__name__}")
+
+    def _open(self, spec: TrialSpec) -> Opened:
+        self._used_before[spec.runtime_id] = used_so_far()[1]
+        log_start = self._printed.begin(spec.runtime_id)
+        if self._reused:
+            self._traces[spec.runtime_id] = Traces(self._packages - {"corral"})
+        try:
+            runtime = TrialRuntime(self._environments[spec.task_id], spec, self._work_root, own_process=True)
+        except TrialError as error:
+            error.output = self._printed.end(spec.runtime_id)
+            raise
+        self._runtimes[spec.runtime_id] = runtime
+        return Opened(str(runtime.workspace), log_start)
+
+    def _close(self, runtime_id: str) -> Closed:
+        warnings = self._find(runtime_id).close()
+        del self._runtimes[runtime_id]
+        if (traces := self._traces.pop(runtime_id, None)) and (left := traces.left_since()):
+            warnings = [*warnings, left]
+        peak, seconds = used_so_far()
+        seconds -= self._used_before.pop(runtime_id)
+        output = self._printed.end(runtime_id)
+        return Closed(tuple(warnings), peak, seconds, output=output, log_end=self._printed.position())
 
     def _find(self, runtime_id: str) -> TrialRuntime:
         try:
@@ -129,6 +150,7 @@ def run(link: Link, server: TrialServer) -> NoReturn:
     status = EXIT_BROKEN
     try:
         serve(link, server)
+        leaving.leave()
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -138,15 +160,19 @@ def run(link: Link, server: TrialServer) -> NoReturn:
         os._exit(status)
 
 
-def spare_main(descriptor: int, parent: int, work_root: str) -> NoReturn:
-    """A new interpreter: load the environments, then wait to be handed a ticket."""
+def spare_main(descriptor: int, parent: int, work_root: str, main: tuple[str, str | None] | None) -> NoReturn:
+    """A new interpreter: import the main script, load the environments, then wait to be handed a ticket."""
     guards.die_with_parent(parent)
     guards.ignore_terminal_signals()
     guards.reopen_streams()
+    failed = try_main(MainScript(*main) if main else None)
     control = Link(socket.socket(fileno=descriptor))
     match control.receive():
-        case Load(builder, _, reused):
+        case Load(builder, _, reused) if failed is None:
             environments = _load_spare(control, builder)
+        case Load() if failed is not None:
+            control.send(failed)
+            os._exit(1)
         case _:
             os._exit(EXIT_BROKEN)
     match control.receive():
@@ -165,6 +191,21 @@ def _load_spare(control: Link, builder: bytes) -> Mapping[str, Environment]:
         control.send(load_failed(error))
         os._exit(1)
     return environments
+
+
+def try_main(script: MainScript | None) -> LoadFailed | None:
+    """Import the main script; what to report if it cannot be. Streams and signals are then as they were before."""
+    try:
+        import_main(script)
+    except BaseException as error:
+        return LoadFailed(ErrorRecord.of(error), refused=isinstance(error, ConfigError), of_main=True)
+    finally:
+        with contextlib.suppress(Exception):  # they may be anything now
+            sys.stdout.flush()
+            sys.stderr.flush()
+        guards.reopen_streams()
+        guards.ignore_terminal_signals()
+    return None
 
 
 def load_failed(error: BaseException) -> LoadFailed:

@@ -17,8 +17,8 @@ from __future__ import annotations
 import hmac
 import pickle
 import struct
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from corral.errors import (
     TRIAL_ERRORS,
@@ -31,6 +31,9 @@ from corral.errors import (
     TrialError,
 )
 from corral.types import Action, FreshMode, TaskInfo, ToolResponse, TrialSpec
+
+if TYPE_CHECKING:
+    from corral.pool.main_script import MainScript
 
 Buffer = bytes | bytearray | memoryview
 
@@ -87,6 +90,8 @@ class HostSpec:
     log_path: str
     keep_log: bool
     """Whether the log is kept from trial to trial; else it holds the current trial's output only."""
+    main: MainScript | None = None
+    """What it imports before it connects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,8 @@ class LoadFailed:
 
     record: ErrorRecord
     refused: bool = False
+    of_main: bool = False
+    """Whether importing the main script raised it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +149,17 @@ class ProcessEnded:
     peak_rss: int = 0
     """Bytes."""
     cpu_seconds: float = 0.0
-    output: str = ""
+    output: bytes = b""
     """The tail of what it printed."""
     record: ErrorRecord | None = None
     """Why it could not be started."""
+    log_end: int = 0
+    """Where its slot's log ended then."""
+
+    def printed_since(self, position: int) -> str:
+        """What it printed last, without what stood in its slot's log before ``position``: that is of other trials."""
+        own = max(0, self.log_end - position) if position else len(self.output)
+        return self.output[max(0, len(self.output) - own) :].decode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +204,16 @@ class Failed:
     kind: FailureKind
     message: str
     record: ErrorRecord | None = None
+    output: str = ""
 
     @classmethod
     def of(cls, error: TrialError) -> Failed:
         """Describe ``error`` as data."""
-        return cls(error.kind, str(error), error.record)
+        return cls(error.kind, str(error), error.record, error.output)
 
     def error(self) -> TrialError:
         """The error again, of the class of its kind."""
-        return TRIAL_ERRORS[self.kind](self.message, record=self.record)
+        return TRIAL_ERRORS[self.kind](self.message, record=self.record, output=self.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +234,8 @@ class Opened:
     """The value of an Open: the trial's workspace."""
 
     workspace: str
+    log_start: int = 0
+    """Where its output begins in its slot's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,18 +249,23 @@ class Closed:
     """Since the trial was opened."""
     exit_status: int | None = None
     """How its process ended: negative is a signal's number. None where it goes on, or was not the trial's alone."""
+    output: str = ""
+    """The tail of what the trial printed."""
+    log_end: int = 0
+    """Where its output ends in its slot's log."""
 
     def completed(self, end: ProcessEnded | None) -> Closed:
         """With the exact figures of a process that was the trial's alone and has ended."""
         if end is None:
             return self
-        return Closed(self.warnings, end.peak_rss or self.peak_rss, end.cpu_seconds or self.cpu_seconds, end.status)
+        peak, seconds = end.peak_rss or self.peak_rss, end.cpu_seconds or self.cpu_seconds
+        return replace(self, peak_rss=peak, cpu_seconds=seconds, exit_status=end.status)
 
     def to_dict(self) -> dict[str, Any]:
         """As a router gives it."""
         return {
             "warnings": list(self.warnings), "peak_rss": self.peak_rss, "cpu_seconds": self.cpu_seconds,
-            "exit_status": self.exit_status,
+            "exit_status": self.exit_status, "output": self.output,
         }  # fmt: skip
 
 

@@ -20,16 +20,23 @@ import signal
 from typing import Any
 
 import anyio
-import psutil
-from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
+from anyio import BrokenWorkerProcess, CapacityLimiter
 from anyio.abc import TaskGroup
 
-from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, TrialError, WorkerDied
+from corral.errors import (
+    ConfigError,
+    EnvStartError,
+    ErrorRecord,
+    ProtocolError,
+    TrialError,
+    WorkerDied,
+)
 from corral.pool.channel import Channel, Listener, Visitor
 from corral.pool.entry import enter
-from corral.pool.native_threads import native_threads_limited
-from corral.pool.processes import find_process, is_stopped, see_off
-from corral.pool.starts import ENDED, LostStart, SlowStart
+from corral.pool.interpreter import Interpreter
+from corral.pool.logs import as_text, tail
+from corral.pool.processes import descendants, find_process, is_stopped, see_off, signal_all
+from corral.pool.starts import ENDED, LostStart, SlowStart, with_output
 from corral.pool.wire import (
     Done,
     Failed,
@@ -50,16 +57,14 @@ KILL_PATIENCE = 5.0
 """Seconds that a worker may take to report the end of a killed trial process, before it is killed itself."""
 FINISH_PATIENCE = 10.0
 """Seconds that a trial process may take to close its trials and end."""
-BIRTH_PATIENCE = 3.0
-"""Seconds, from its spawn, that a worker which is no longer wanted gets to appear, so that it can be killed."""
 LAST_WORDS = 0.2
 """Seconds between the signal that makes a hung process write where it hangs, and its kill."""
-
 STOPPED_AFTER = 1.0
 """Seconds after which a worker that does not answer is looked at: whether it was stopped."""
 
+IMPORTING = "importing the main script"
 LAST_OUTPUT = 4096
-"""Bytes of a worker's output that the error of a failed start shows."""
+"""Bytes of a worker's output that the error of a failed start, or of its loss, keeps."""
 
 
 class TrialProcess:
@@ -75,6 +80,13 @@ class TrialProcess:
         self._doom: TrialError | None = None
         self._killing = False
         self._asking = False
+        self.log_start = 0
+        """Where the output of the trial that it serves begins in its slot's log."""
+
+    @property
+    def output(self) -> str:
+        """The tail of what it printed for the trial that it served last, once it has ended."""
+        return self.end.printed_since(self.log_start) if self.end else ""
 
     @property
     def alive(self) -> bool:
@@ -117,7 +129,7 @@ class TrialProcess:
         end = self.end
         if end is not None and end.status not in (None, -signal.SIGKILL):
             lost = False  # it ended by itself after all; on a busy machine the report took its time
-        output = end.output if end else ""
+        output = self.output
         if self._doom is not None:
             self._doom.output = self._doom.output or output
             return self._doom
@@ -125,15 +137,19 @@ class TrialProcess:
             return EnvStartError.because("starting a trial process", end.record)
         if lost:
             return WorkerDied.lost(phase, pid=self.pid, slot=self._worker.slot, output=output, reason=said)
-        status = end.status if end else None
-        return WorkerDied.during(phase, pid=self.pid, slot=self._worker.slot, status=status, output=output)
+        if end is None or end.status is None:
+            worker = self._worker
+            return WorkerDied.with_its_worker(
+                phase, worker=worker.pid, pid=self.pid, slot=worker.slot, status=worker.status, output=output
+            )
+        return WorkerDied.during(phase, pid=self.pid, slot=self._worker.slot, status=end.status, output=output)
 
-    async def finish(self) -> None:
-        """Let it close its trials and end; kill it if it does not."""
+    async def finish(self, patience: float = FINISH_PATIENCE) -> None:
+        """Let it close its trials and end; kill it if it does not, within ``patience`` seconds."""
         channel = self._visitor.channel
         with anyio.CancelScope(shield=True):
             if self.alive and channel is not None and not self._asking:  # with a call in flight it would not listen
-                with anyio.move_on_after(FINISH_PATIENCE), contextlib.suppress(anyio.EndOfStream):
+                with anyio.move_on_after(patience), contextlib.suppress(anyio.EndOfStream):
                     await channel.send(Finish())
                     await self.ended.wait()
             await self.kill()
@@ -193,41 +209,49 @@ class Worker:
 
     def __init__(self, spec: HostSpec, visitor: Visitor, listener: Listener, limiter: CapacityLimiter) -> None:
         self.slot = spec.slot
-        self.pid = 0
         self.gone = anyio.Event()
         self._spec = spec
         self._visitor = visitor
         self._listener = listener
-        self._limiter = limiter
+        self._interpreter = Interpreter(spec.log_path, keep_log=spec.keep_log, limiter=limiter)
         # Both are ended by ``kill`` and what follows from it alone: a cancelled pool still needs them to end in order.
         self._scope = anyio.CancelScope(shield=True)
         self._listening = anyio.CancelScope(shield=True)
         self._patience = 0.0
         self._what = ""
-        self._spawned = 0.0
         self._cause: BaseException | None = None
-        self._failed = "importing the main script in a worker"
+        self._output = b""
+        """The last that it, or a trial process of its, printed, once it is gone."""
         self._channel: Channel | None = None
         self._processes: dict[int, TrialProcess] = {}
 
+    @property
+    def pid(self) -> int:
+        """0 until it is spawned."""
+        return self._interpreter.pid
+
+    @property
+    def status(self) -> int | None:
+        """How it ended: exit code, or minus signal. None before, and where that is not known."""
+        return self._interpreter.status
+
     async def start(self, tasks: TaskGroup, load: Load, patience: float, what: str) -> Loaded:
         """Spawn it and let it load, within ``patience`` seconds. EnvStartError if it could not; then it is gone."""
-        self._patience, self._what, self._spawned = patience, what, anyio.current_time()
+        self._patience, self._what = patience, what
         try:
             with anyio.fail_after(patience):
-                with native_threads_limited():
-                    tasks.start_soon(self._call)
-                    await self._visitor.arrived.wait()
+                tasks.start_soon(self._call)
+                await self._visitor.arrived.wait()
                 if (channel := self._visitor.channel) is None:
-                    raise self._failed_start(what)
-                self._channel, self.pid = channel, self._visitor.pid
+                    raise self._failed_start()
+                self._channel = channel
                 await channel.send(load)
                 answer = await channel.receive()
         except TimeoutError:
             raise await self._slow_start() from None
         except anyio.EndOfStream:
-            await self.kill()
-            raise self._failed_start(what) from None
+            await self._end()
+            raise self._failed_start() from None
         except BaseException:
             await self.kill()
             raise
@@ -239,78 +263,61 @@ class Worker:
             if answer.refused:
                 raise ConfigError(answer.record.message)
             kind = LostStart if answer.record.type == "ProcessEnded" else EnvStartError
-            raise kind.because(f"{what}, in a worker,", answer.record)
+            at = IMPORTING if answer.of_main else what
+            raise with_output(kind.because(f"{at}, in a worker,", answer.record), as_text(self._output))
         raise ProtocolError(f"a worker answered with a {type(answer).__name__}")
 
     async def _call(self) -> None:
         try:
             with self._scope:
-                await to_process.run_sync(enter, self._spec, cancellable=True, limiter=self._limiter)
-        except OSError as error:
-            self._cause, self._failed = error, "starting an interpreter"
+                await self._interpreter.run(enter, self._spec)
         except BrokenWorkerProcess as error:
             self._cause = error.__cause__ or error
-            if not self._visitor.arrived.is_set():
-                # anyio does not wait for an interpreter whose main module failed: the event loop gets a moment to
-                # close its pipes, or their objects complain, on the user's terminal, once the loop is closed.
-                await anyio.sleep(LAST_WORDS)
+        except Exception as error:
+            self._cause = error
         finally:
             with anyio.CancelScope(shield=True):
                 await self._lose()
 
     async def _lose(self) -> None:
+        # Read at once: the next worker of the slot empties the log.
+        self._output, log_end = tail(self._spec.log_path, self._interpreter.log_start, LAST_OUTPUT)
         self._visitor.give_up()
         for process in self._processes.values():
             process.signal(signal.SIGKILL)
         await see_off([found for process in self._processes.values() if (found := find_process(process.pid))])
         for process in list(self._processes.values()):
-            process.has_ended(ProcessEnded(process.number, None))
+            process.has_ended(ProcessEnded(process.number, None, output=self._output, log_end=log_end))
         self._processes.clear()
         self._listening.cancel()
         if self._visitor.channel is not None:
             self._visitor.channel.close()
         self.gone.set()
 
-    def _failed_start(self, what: str) -> Exception:
-        cause = self._cause
-        if isinstance(cause, ConfigError):  # the main module started a run while this worker imported it
-            return ConfigError(str(cause))
-        if cause is None or isinstance(cause, ENDED):
-            record = ErrorRecord("ProcessEnded", f"the worker process ended before it was ready{self._last_output()}")
-            return LostStart.because(what, record)
-        return EnvStartError.because(self._failed, ErrorRecord.of(cause))
+    def _failed_start(self) -> EnvStartError:
+        if self._cause is None or isinstance(self._cause, ENDED):
+            return LostStart.at(self._phase(), status=self.status, output=as_text(self._output))
+        return EnvStartError.because("starting an interpreter", ErrorRecord.of(self._cause))
 
     async def _slow_start(self) -> SlowStart:
-        what = self._what if self.pid else "importing the main script"
-        if self.pid:
-            await self._ask_for_last_words()
+        # Its new interpreter, if it has one, comes last: there the environments are loaded, and the tail is shown.
+        own = find_process(self.pid)
+        for processes in ([own] if own else [], descendants(self.pid)):
+            signal_all(processes, signal.SIGUSR1)
+            await anyio.sleep(LAST_WORDS)
         await self.kill()
-        limit = f"start_timeout = {self._patience:g} s"
-        record = ErrorRecord("TimeoutError", f"not ready within {limit}{self._last_output()}")
-        return SlowStart.because(f"{what}, in a worker,", record)
+        return SlowStart.at(self._phase(), seconds=self._patience, output=as_text(self._output))
+
+    def _phase(self) -> str:
+        """What it is at, or was."""
+        if self._channel is not None:
+            return f"{self._what}, in a worker,"
+        return f"{IMPORTING}, in a worker," if self._spec.main is not None else "starting an interpreter"
 
     async def _slow_birth(self, process: TrialProcess) -> SlowStart:
         """A trial process was made and did not come: what it does then is no fault of this worker."""
         await process.kill(last_words=True)
-        said = f"; its last output:\n{process.end.output.strip()}" if process.end and process.end.output.strip() else ""
-        record = ErrorRecord("TimeoutError", f"not ready within start_timeout = {self._patience:g} s{said}")
-        return SlowStart.because("starting a trial process", record)
-
-    async def _ask_for_last_words(self) -> None:
-        # Its new interpreter, if it has one, comes last: there the environments are loaded, and the tail is shown.
-        own = find_process(self.pid)
-        for processes in ([own] if own else [], self._descendants()):
-            for process in processes:
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(signal.SIGUSR1)
-            await anyio.sleep(LAST_WORDS)
-
-    def _last_output(self) -> str:
-        with contextlib.suppress(OSError), open(self._spec.log_path, "rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_OUTPUT))
-            text = log.read(LAST_OUTPUT).decode("utf-8", "backslashreplace").strip()
-            return f"; its last output:\n{text}" if text else ""
-        return ""
+        return SlowStart.at("starting a trial process", seconds=self._patience, output=process.output)
 
     async def _listen(self) -> None:
         """Take the worker's reports until it is gone."""
@@ -320,7 +327,7 @@ class Worker:
                 while True:
                     self._take(await self._channel.receive())
         except (anyio.EndOfStream, ProtocolError):
-            self._scope.cancel()
+            await self._end()
 
     def _take(self, report: Message) -> None:
         match report:
@@ -338,8 +345,7 @@ class Worker:
         if self.gone.is_set() or self._channel is None:
             return None
         visitor = self._listener.expect()
-        process = TrialProcess(self, visitor)
-        self._processes[process.number] = process
+        process = self._processes[visitor.ticket.number] = TrialProcess(self, visitor)
         try:
             with anyio.fail_after(self._patience):  # a new interpreter may still have to load
                 await self._channel.send(StartProcess(visitor.ticket, fresh))
@@ -372,27 +378,23 @@ class Worker:
         """End it with all that it started: ask, then kill."""
         with anyio.CancelScope(shield=True):
             for process in list(self._processes.values()):
-                process.signal(signal.SIGKILL)
+                await process.finish(KILL_PATIENCE)
             if self._channel is not None and not self.gone.is_set():
                 with anyio.move_on_after(KILL_PATIENCE), contextlib.suppress(anyio.EndOfStream):
                     await self._channel.send(Finish())
                     await self.gone.wait()
             await self.kill()
 
+    async def _end(self) -> None:
+        """Its connection is gone: let it end, so that it is known how; kill it if it does not."""
+        with anyio.move_on_after(LAST_WORDS, shield=True):
+            await self.gone.wait()
+        await self.kill()
+
     async def kill(self) -> None:
         """Kill it at once and wait until it is reaped."""
         with anyio.CancelScope(shield=True):
-            if not self._visitor.arrived.is_set():  # anyio loses an interpreter that is given up while it starts
-                with anyio.CancelScope(deadline=self._spawned + BIRTH_PATIENCE):
-                    await self._visitor.arrived.wait()
-            below = self._descendants()
+            below = [] if self.gone.is_set() else descendants(self.pid)
             self._scope.cancel()
             await self.gone.wait()
             await see_off(below)  # what it would have ended itself, had it been asked
-
-    def _descendants(self) -> list[psutil.Process]:
-        process = None if self.gone.is_set() else find_process(self._visitor.pid)
-        try:
-            return process.children(recursive=True) if process else []
-        except psutil.Error:
-            return []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from corral.report.command import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from corral.shell import run
+
+    raise SystemExit(run("corral.report.command"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,6 +14,7 @@ from rich.console import Console
 from corral.errors import ConfigError, CorralError
 from corral.named import NamedBuilder
 from corral.plain import plain
+from corral.pool.config import WorkerPoolConfig
 from corral.report.comparison import compare
 from corral.report.exports import FORMATS, export, kind_of
 from corral.report.files import dump
@@ -24,6 +23,9 @@ from corral.report.regrade import regrade
 from corral.report.rendering import print_comparison, print_result
 from corral.report.result import BenchmarkResult
 from corral.report.sessions import find_session, open_session
+from corral.report.task_results import trial_report
+from corral.report.trial_text import print_trial
+from corral.shell import Parser, let_go_of_output
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
@@ -32,10 +34,11 @@ SESSION = "a session's folder, its journal, or its id under --checkpoint-dir"
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of ``python -m corral.report``."""
-    parse = argparse.ArgumentParser(
+    parse = Parser(
         prog="python -m corral.report",
         description="Look at recorded sessions, also while they run. Nothing is run again and no session is changed.",
-        epilog="exit status: 0 done; 1 a session cannot be read or the file not be written; 2 bad usage",
+        epilog="exit status: 0 done; 1 a session cannot be read or the file not be written; 2 bad usage; "
+        "130 interrupted (143 on SIGTERM), and then nothing is recorded",
     )
     commands = parse.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _show(commands)
@@ -48,9 +51,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _show(commands: Any) -> None:
-    command = commands.add_parser("show", help="the tasks and figures of a session")
+    command = commands.add_parser("show", help="the tasks and figures of a session, or one trial with its transcript")
     command.add_argument("session", metavar="SESSION", help=SESSION)
-    command.add_argument("--json", action="store_true", help="print the report without its trials, as JSON")
+    command.add_argument(
+        "trial", metavar="TASK#INDEX", nargs="?", help="a trial: its reason, transcript, and what its process printed"
+    )
+    command.add_argument("--json", action="store_true", help="print the report without its trials, or the trial's part")
     command.set_defaults(run=_run_show)
 
 
@@ -78,11 +84,18 @@ def _regrade(commands: Any) -> None:
     command.add_argument("session", metavar="SESSION", help=SESSION)
     command.add_argument("--envs", required=True, metavar="MODULE:BUILDER", help="environments with the new scorer")
     command.add_argument("--as", dest="name", metavar="ID", help="the new session (default: SESSION-regraded)")
+    command.add_argument("--size", type=int, metavar="N", help="workers (default: the processors that may be used)")
+    command.add_argument(
+        "--trial-timeout", type=float, metavar="S", help="seconds that scoring may take (default: as in the run)"
+    )
+    command.add_argument("--memory-limit", metavar="SIZE", help="memory of one trial's processes, such as 2GiB")
+    command.add_argument("--quiet", action="store_true", help="no progress")
     command.set_defaults(run=_run_regrade)
 
 
 _REGRADE = (
-    "Each stored answer is submitted to a fresh environment that has the recorded tool calls; no agent runs. "
+    "Each stored answer is submitted to a fresh environment that has the recorded tool calls, on a pool of workers "
+    "as in a run; no agent runs. "
     "Scorers that read workspace files or a live simulation cannot be served."
 )
 
@@ -98,9 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         errors.print(f"corral: {error}")
         return EXIT_USAGE
-    except BrokenPipeError:  # whoever reads has seen enough; the interpreter's own last flush must not complain
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever reads has seen enough
+        let_go_of_output()
     except (CorralError, OSError) as error:
         errors.print(f"corral: {error}")
         return EXIT_FAILED
@@ -113,10 +125,24 @@ def _open(options: argparse.Namespace, session: str) -> BenchmarkResult:
 
 def _run_show(options: argparse.Namespace) -> None:
     result = _open(options, options.session)
-    if options.json:
+    if options.trial is not None:
+        _show_trial(result, options.trial, as_json=options.json)
+    elif options.json:
         sys.stdout.write(dump(result.head()) + "\n")
     else:
         print_result(result, TerminalConsole(highlight=False))
+
+
+def _show_trial(result: BenchmarkResult, name: str, *, as_json: bool) -> None:
+    trial = next((trial for trial in result.trials if trial.trial_id == name), None)
+    if trial is None:
+        example = next((f", such as {trial.trial_id!r}" for trial in result.trials), "")
+        raise ConfigError(f"session {result.session_id!r} has no record of a trial {name!r}: TASK#INDEX{example}")
+    whole = result.whole(trial)
+    if as_json:
+        sys.stdout.write(dump(trial_report(whole)) + "\n")
+    else:
+        print_trial(whole, TerminalConsole(highlight=False))
 
 
 def _run_compare(options: argparse.Namespace) -> None:
@@ -138,7 +164,10 @@ def _run_regrade(options: argparse.Namespace) -> None:
     folder = find_session(options.session, options.checkpoint_dir)
     result = open_session(folder)
     target = folder.parent / (options.name or f"{folder.name}-regraded")
-    again = regrade(result, NamedBuilder(options.envs), Path(target))
+    pool = WorkerPoolConfig(size=options.size, memory_limit=options.memory_limit)
+    progress = False if options.quiet else None
+    limits = {"worker_pool": pool, "trial_timeout": options.trial_timeout}
+    again = regrade(result, NamedBuilder(options.envs), Path(target), **limits, progress=progress)
     console = TerminalConsole(highlight=False)
     print_comparison(compare(result, again), console)
     console.print(f"Session: {target}", soft_wrap=True, markup=False)

@@ -13,7 +13,7 @@ from corral.report import files
 from corral.report.html import write_html
 from corral.report.inspect_log import write_inspect
 from corral.report.junit import write_junit
-from corral.report.rows import write_lines, write_parquet
+from corral.report.rows import parquet_writer, write_lines, write_parquet
 from corral.report.timeline import chrome_trace
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ PathLike = str | os.PathLike[str]
 
 def write_json(result: BenchmarkResult, path: PathLike) -> Path:
     """Write the report."""
-    return result.generate_report(path)
+    return result.write_json(path)
 
 
 def write_trace(result: BenchmarkResult, path: PathLike) -> Path:
     """Write the timeline for Perfetto and Chrome's trace viewer."""
-    trace = chrome_trace(result.trials, name=result.run_name or result.session_id)
+    trace = chrome_trace(result.trials, name=result.run_name or result.session_id, pool=result.pool)
     return files.write(path, files.dump(trace, indent=None))
 
 
@@ -59,10 +59,24 @@ def export(result: BenchmarkResult, path: PathLike, kind: str | None = None) -> 
     return FORMATS[kind_of(path) if kind is None else _known(kind)].write(result, path)
 
 
+def report_kind(path: PathLike) -> str:
+    """The format that a path's ending says; ``json`` for one without an ending, such as a device or a pipe."""
+    return kind_of(path) if Path(path).suffix else "json"
+
+
+def check_report(path: PathLike) -> None:
+    """ConfigError if a report could not be written to ``path`` for what its name is, or for a package that is missing.
+
+    So a run is refused before it starts, and not when it has ended.
+    """
+    if report_kind(path) == "parquet":
+        parquet_writer()
+
+
 def kind_of(path: PathLike) -> str:
     """The format that a path's ending says."""
     name = Path(path).name
-    found = [kind for kind, form in FORMATS.items() if name.endswith(form.suffix)]
+    found = [kind for kind, form in FORMATS.items() if name.lower().endswith(form.suffix)]
     if not found:
         endings = ", ".join(form.suffix for form in FORMATS.values())
         raise ConfigError(f"{name!r} does not say its format: name the format, or end it in {endings}")

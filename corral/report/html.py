@@ -23,7 +23,7 @@ from corral.plain import plain
 from corral.records import encode, reread
 from corral.report import files
 from corral.report.figures import flat_numbers, peak_memory, phases
-from corral.report.timeline import Timeline, outcome, timeline
+from corral.report.timeline import Timeline, outcome, restarts, timeline
 from corral.report.transcript import Call, Turn, as_text, turns
 from corral.types import TaskTrialResult
 
@@ -101,7 +101,7 @@ def _row(trial: TaskTrialResult) -> list[Any]:
 
 
 def _timeline(line: Timeline, numbers: Mapping[str, int], pool: object) -> Data:
-    restarts = _restarts(pool, line)
+    renewed = restarts(pool, line)
     return {
         "length": line.length,
         "waiting": [(_short(at), count) for at, count in line.waiting],
@@ -109,7 +109,7 @@ def _timeline(line: Timeline, numbers: Mapping[str, int], pool: object) -> Data:
         "lanes": [
             {
                 "name": lane.name,
-                "restarts": restarts.get(lane.name, []),
+                "restarts": [_short(at) for at in renewed.get(lane.name, ())],
                 "spans": [
                     (
                         numbers[span.trial.task_id], span.trial.trial_index, span.attempt.number, _short(span.start),
@@ -121,16 +121,6 @@ def _timeline(line: Timeline, numbers: Mapping[str, int], pool: object) -> Data:
             for lane in line.lanes
         ],
     }  # fmt: skip
-
-
-def _restarts(pool: object, line: Timeline) -> dict[str, list[float]]:
-    """By lane, when a slot's worker was gone and a new one started, where the pool's statistics tell."""
-    statistics = plain(pool)
-    workers = statistics.get("workers") if isinstance(statistics, dict) else None
-    return {
-        f"slot {worker.get('slot')}": [_short(max(0.0, at - line.origin)) for at in worker.get("losses") or ()]
-        for worker in workers or ()
-    }
 
 
 def _short(seconds: float) -> float:

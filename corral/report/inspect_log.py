@@ -148,6 +148,7 @@ def _sample(result: BenchmarkResult, trial: TaskTrialResult) -> Data:
         "metadata": {
             "failure": trial.failure, "error_message": trial.error_message, "agent_status": trial.agent_status,
             "attempts": trial.attempts, "worker": trial.worker, "timings": trial.timings, "warnings": trial.warnings,
+            "worker_output": (trial.attempts[-1].output if trial.attempts else "") or None,
         },
         "store": {"state": state},
         "model_usage": {_model(result): _usage(trial.token_usage)} if trial.token_usage else {},

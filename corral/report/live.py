@@ -19,7 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from corral.report.progress import Clock, Silent, Tally, is_terminal
+from corral.report.progress import is_terminal
+from corral.report.tally import Clock, Silent, Tally
 from corral.report.text import clock_time, kinds, printable
 from corral.types import TaskTrialResult, TrialKey, WorkerRef
 
@@ -80,6 +81,12 @@ class LiveProgress(Silent):
         """Show the trial among those that run."""
         with self._lock:
             self._tally.started(key, worker)
+        self._refresh()
+
+    def placed(self, key: TrialKey, worker: WorkerRef | None) -> None:
+        """Show where the trial is."""
+        with self._lock:
+            self._tally.placed(key, worker)
         self._refresh()
 
     def phase(self, key: TrialKey, phase: str) -> None:
@@ -169,6 +176,7 @@ class LiveProgress(Silent):
         shown = oldest[: max(1, min(self._rows, self._console.height - 6))]
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(ratio=3, no_wrap=True, overflow="ellipsis")
+        table.add_column(no_wrap=True, style="dim")
         table.add_column(ratio=4, no_wrap=True, overflow="ellipsis")
         table.add_column(justify="right", no_wrap=True)
         for trial in shown:
@@ -176,8 +184,7 @@ class LiveProgress(Silent):
             phase = Text(
                 f"{printable(trial.phase)} {clock_time(age)}", style="yellow" if age >= LONG_SECONDS else "dim"
             )
-            where = "" if trial.worker is None else f"  slot {trial.worker.slot}"
-            table.add_row(Text(f"  {printable(trial.key)}{where}"), phase, clock_time(now - trial.since))
+            table.add_row(Text(f"  {printable(trial.key)}"), trial.place, phase, clock_time(now - trial.since))
         if len(oldest) > len(shown):
-            table.add_row(Text(f"  and {len(oldest) - len(shown)} more"), "", "")
+            table.add_row(Text(f"  and {len(oldest) - len(shown)} more"), "", "", "")
         return table

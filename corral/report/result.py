@@ -265,6 +265,13 @@ class BenchmarkResult:
         }
 
     def generate_report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report to ``path`` in one step: as what its ending says (``.html``: the page), else as JSON.
+
+        ConfigError for an ending that says no format.
+        """
+        return exports.export(self, path, exports.report_kind(path))
+
+    def write_json(self, path: str | os.PathLike[str]) -> Path:
         """Write the report to ``path`` as strict JSON, in one step. A trial takes one line."""
         tasks = (
             (task_id, plain(task.head(self.k_values)), map(self._trial_report, task.trials))

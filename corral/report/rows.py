@@ -84,13 +84,17 @@ def to_frame(result: BenchmarkResult, library: Literal["pandas", "polars"] | Non
 
 def write_parquet(result: BenchmarkResult, path: str | os.PathLike[str]) -> Path:
     """Write the rows as a Parquet file, in one step. Needs pyarrow."""
-    arrow = _first_of(["pyarrow"])
-    parquet = importlib.import_module("pyarrow.parquet")
+    arrow, parquet = parquet_writer()
     kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
     arrays = {name: arrow.array(values, kinds[kind]) for name, (kind, values) in _columns(result).items()}
     sink = arrow.BufferOutputStream()
     parquet.write_table(arrow.table(arrays), sink)
     return files.write_chunks(path, [sink.getvalue().to_pybytes()])
+
+
+def parquet_writer() -> tuple[Any, Any]:
+    """pyarrow and its Parquet module; ConfigError says what to install where they are missing."""
+    return _first_of(["pyarrow"]), importlib.import_module("pyarrow.parquet")
 
 
 def _columns(result: BenchmarkResult) -> dict[str, tuple[type, list[Any]]]:

@@ -47,7 +47,7 @@ class TaskTrialResults:
     @property
     def n(self) -> int:
         """Trials planned; those without a record are among them."""
-        return max(self.planned, len(self.trials))
+        return max(self.planned, *(trial.trial_index + 1 for trial in self.trials[-1:]), 0)
 
     @property
     def graded(self) -> int:
@@ -78,8 +78,8 @@ class TaskTrialResults:
 
     @property
     def _scores(self) -> list[float | None]:
-        known = [float(trial.score) if trial.graded else None for trial in self.trials]
-        return known + [None] * (self.n - len(known))
+        known = {trial.trial_index: float(trial.score) for trial in self.trials if trial.graded}
+        return [known.get(index) for index in range(self.n)]
 
     @property
     def average_score(self) -> float:

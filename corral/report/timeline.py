@@ -7,10 +7,11 @@ from the first attempt of the session; between two runs of a resumed session not
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
+from corral.plain import plain
 from corral.report.figures import tool_seconds
 from corral.types import Attempt, TaskTrialResult
 
@@ -22,13 +23,18 @@ class Span:
     trial: TaskTrialResult
     attempt: Attempt
     start: float
+    """When it was admitted; in its lane, not before that was free for it: until then it waited."""
     end: float
     is_last: bool
+    waited: float = 0.0
+    """Seconds from its admission until ``start``."""
 
     @property
     def opened(self) -> float:
         """When its environment was open, having waited for its place; ``end`` where it never was."""
-        return self.end if self.attempt.opened is None else min(self.end, self.start + self.attempt.opened)
+        if self.attempt.opened is None:
+            return self.end
+        return min(self.end, max(self.start, self.start - self.waited + self.attempt.opened))
 
     @property
     def outcome(self) -> str:
@@ -61,7 +67,7 @@ def outcome(trial: TaskTrialResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A place where one attempt ran at a time."""
+    """A place where one attempt ran at a time: its spans do not overlap."""
 
     name: str
     spans: tuple[Span, ...]
@@ -82,7 +88,9 @@ class Timeline:
 
 
 def timeline(trials: Iterable[TaskTrialResult]) -> Timeline:
-    """The lanes of a session. Spans on one slot do not overlap; those in-process get as few lanes as they need."""
+    """The lanes of a session. A slot has one, or more where the records say that trials overlapped there, as after a
+    change of the system's clock; trials in-process get as few as they need.
+    """
     known = [
         (trial, attempt, attempt.started_at, number == len(trial.attempts))
         for trial in trials
@@ -99,12 +107,29 @@ def timeline(trials: Iterable[TaskTrialResult]) -> Timeline:
     for span in spans:
         worker = span.attempt.worker
         (inside if worker is None else slots.setdefault(worker.slot, [])).append(span)
-    lanes = [Lane(f"slot {slot}", tuple(slots[slot])) for slot in sorted(slots)]
+    lanes = [
+        Lane(f"slot {slot}" + (f" ({number})" if number > 1 else ""), tuple(row))
+        for slot in sorted(slots)
+        for number, row in enumerate(_one_by_one(slots[slot]), 1)
+    ]
     lanes += [Lane(f"in-process {number}", tuple(row)) for number, row in enumerate(_packed(inside))]
     length = max((span.end for span in spans), default=0.0)
     waits = [change for span in spans for change in _waits(span)]
     works = [change for span in spans for change in ((span.opened, 1), (span.end, -1))]
     return Timeline(origin, length, tuple(lanes), _steps(waits), _steps(works))
+
+
+def _one_by_one(spans: list[Span]) -> list[list[Span]]:
+    """Rows in which nothing overlaps: attempts wait for a slot from their admission on, but hold it from its end."""
+    rows: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span.opened, span.start)):
+        row = next((row for row in rows if row[-1].end <= span.opened), None)
+        if row is None:
+            rows.append([span])
+            continue
+        since = max(span.start, row[-1].end)
+        row.append(replace(span, start=since, waited=since - span.start))
+    return rows
 
 
 def _packed(spans: list[Span]) -> list[list[Span]]:
@@ -124,7 +149,8 @@ def _packed(spans: list[Span]) -> list[list[Span]]:
 
 def _waits(span: Span) -> list[tuple[float, int]]:
     # A repeated attempt is preceded by one that ran: what it waits for lies between its start and its opening.
-    since = span.opened - span.trial.timings.queued if span.is_last and len(span.trial.attempts) == 1 else span.start
+    is_only = span.is_last and len(span.trial.attempts) == 1
+    since = span.opened - span.trial.timings.queued if is_only else span.start
     return [(max(0.0, since), 1), (span.opened, -1)]
 
 
@@ -140,18 +166,35 @@ def _steps(changes: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
     return tuple(steps)
 
 
-def chrome_trace(trials: Iterable[TaskTrialResult], *, name: str = "corral") -> dict[str, Any]:
+def restarts(pool: object, line: Timeline) -> dict[str, list[float]]:
+    """By lane, when a slot's worker was gone and a new one started, where the pool's statistics tell."""
+    statistics = plain(pool)
+    workers = statistics.get("workers") if isinstance(statistics, dict) else None
+    return {
+        f"slot {worker.get('slot')}": [max(0.0, at - line.origin) for at in worker.get("losses") or ()]
+        for worker in workers or ()
+    }
+
+
+def chrome_trace(trials: Iterable[TaskTrialResult], *, name: str = "corral", pool: object = None) -> dict[str, Any]:
     """The timeline in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-    A lane is a thread, an attempt a slice with its phases inside it, and waiting and running are counters.
+    A lane is a thread, an attempt a slice with its phases inside it, repeated attempts are linked by arrows, a new
+    worker is an instant, and waiting and running are counters. ``pool``: its statistics, where there was one.
     """
     line = timeline(trials)
+    renewed = restarts(pool, line)
     events: list[dict[str, Any]] = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": name}}]
     for thread, lane in enumerate(line.lanes, 1):
         events.append({"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": lane.name}})
         events.append({"ph": "M", "pid": 1, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}})
         for span in lane.spans:
             events += _slices(span, thread)
+        events += [
+            {"ph": "i", "s": "t", "pid": 1, "tid": thread, "name": "new worker", "cat": "pool", "ts": _micro(at)}
+            for at in renewed.get(lane.name, ())
+        ]
+    events += _arrows(line)
     for counter, steps in (("waiting", line.waiting), ("running", line.running)):
         events += [
             {"ph": "C", "pid": 1, "name": counter, "ts": _micro(at), "args": {"trials": level}} for at, level in steps
@@ -174,6 +217,7 @@ def _slices(span: Span, thread: int) -> list[dict[str, Any]]:
         "message": attempt.message,
         "peak_rss": attempt.peak_rss,
         "tools_s": tool_seconds(trial) if span.is_last else None,
+        "waited_s": span.waited,
     }
     colour = {"success": "good", "partial": "bad", "failed": "terrible"}[span.outcome]
     whole = {
@@ -185,6 +229,21 @@ def _slices(span: Span, thread: int) -> list[dict[str, Any]]:
         for phase, start, end in span.parts
     ]
     return [whole, *inner]
+
+
+def _arrows(line: Timeline) -> Iterator[dict[str, Any]]:
+    """From each attempt that was repeated to the next one; none back in time, where the system's clock was changed."""
+    places = {
+        (span.trial.key, span.attempt.number): (thread, span)
+        for thread, lane in enumerate(line.lanes, 1)
+        for span in lane.spans
+    }
+    for arrow_id, ((key, number), (thread, span)) in enumerate(places.items(), 1):
+        into, repeated = places.get((key, number + 1), (0, span))
+        if into and _micro(repeated.start) > _micro(span.start):
+            arrow = {"pid": 1, "cat": "attempts", "name": "repeated", "id": arrow_id}
+            yield {**arrow, "ph": "s", "tid": thread, "ts": _micro(span.start)}
+            yield {**arrow, "ph": "f", "bp": "e", "tid": into, "ts": _micro(repeated.start)}
 
 
 def _micro(seconds: float) -> int:

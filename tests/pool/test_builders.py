@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from corral.errors import ConfigError, EnvStartError, SerializationError
-from corral.pool.supervisor import MAX_STARTS
+from corral.pool.starts import MAX_STARTS
 from tests.support import pool_envs
 from tests.support.pool_driving import once, opened, pool, python
 from tests.support.pool_waiting import gone, lives
@@ -50,7 +50,7 @@ async def test_a_builder_that_asks_to_exit(fresh: str) -> None:
 async def test_a_builder_that_dies() -> None:
     error = await failure(pool_envs.build_dying, size=4)
     assert isinstance(error, EnvStartError)
-    assert "the worker process ended before it was ready" in str(error)
+    assert "the worker process ended with exit code 9 before it was ready" in str(error)
     assert "the simulator says goodbye" in str(error)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from corral.errors import ConfigError
 from corral.pool import WorkerPoolConfig, config
-from corral.pool.config import MAX_SIZE, available_cpus, parse_bytes
+from corral.pool.config import MAX_SIZE, MIN_MEMORY, available_cpus, parse_bytes
 
 NAN = math.nan
 
@@ -34,7 +34,15 @@ NAN = math.nan
 )
 def test_sizes(given: object, expected: int) -> None:
     assert parse_bytes(given, "memory_limit") == expected
-    assert WorkerPoolConfig(memory_limit=given).memory_bytes == expected  # type: ignore[arg-type]
+    if expected >= MIN_MEMORY:
+        assert WorkerPoolConfig(memory_limit=given).memory_bytes == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [1, 5, "5", MIN_MEMORY - 1, "31MiB", "7 k"])
+def test_a_limit_that_no_process_could_keep_is_refused(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"memory_limit must be at least 32 MiB, .*, not \d+ bytes; sizes have units"):
+        WorkerPoolConfig(memory_limit=given)  # type: ignore[arg-type]
+    assert WorkerPoolConfig(memory_limit=MIN_MEMORY).memory_bytes == MIN_MEMORY
 
 
 @pytest.mark.parametrize(
@@ -69,10 +77,10 @@ def test_every_field_is_refused_by_name(field: str, value: Any) -> None:
 
 def test_what_is_given_is_kept(tmp_path: Path) -> None:
     given = WorkerPoolConfig(
-        size=3, start_timeout=5, memory_limit="1KiB", max_trials_per_worker=2, reuse="worker", fresh="spawn",
+        size=3, start_timeout=5, memory_limit="64MiB", max_trials_per_worker=2, reuse="worker", fresh="spawn",
         log_dir=tmp_path,
     )  # fmt: skip
-    assert (given.workers, given.start_timeout, given.memory_bytes) == (3, 5, 1024)
+    assert (given.workers, given.start_timeout, given.memory_bytes) == (3, 5, 64 * 2**20)
     assert (given.max_trials_per_worker, given.reuse, given.fresh, given.log_dir) == (2, "worker", "spawn", tmp_path)
 
 

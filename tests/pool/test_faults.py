@@ -127,6 +127,7 @@ def test_every_fault_in(phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("phase", "wanted"),
     [
+        ("spawn", ["garbage on descriptors 1 and 2", "10 MB on standard error", "raises"]),
         ("load", ["os._exit(9)", "raises what cannot be rebuilt"]),
         ("fork", ["SIGSEGV", "raises"]),
         ("set-up", ["hangs and holds the GIL", "SIGKILL"]),

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from corral.errors import SerializationError, WorkerDied
-from corral.pool.host import OUTPUT_TAIL
+from corral.pool.printed import OUTPUT_TAIL
 from tests.support.pool_driving import once, opened, pool, python, respond
 
 pytestmark = pytest.mark.anyio

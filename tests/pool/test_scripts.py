@@ -66,7 +66,7 @@ def test_a_main_script_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
     )
     done = script.run()
     assert done.returncode == 1
-    assert "importing the main script in a worker failed: RuntimeError: only to be run by hand" in done.stderr
+    assert "importing the main script, in a worker, failed: RuntimeError: only to be run by hand" in done.stderr
     assert remain(script.pids()) == []
 
 

@@ -55,7 +55,7 @@ MESSAGES: list[Message] = [
     LoadFailed(ErrorRecord("ImportError", "no such module", "Traceback ...")),
     StartProcess(TICKET, "spawn"),
     ProcessStarted(7, 1234),
-    ProcessEnded(7, -11, 2**20, 0.5, "its last words", ErrorRecord("OSError", "no memory")),
+    ProcessEnded(7, -11, 2**20, 0.5, b"its last words", ErrorRecord("OSError", "no memory")),
     Open(TrialSpec("tr_1", "a", 3, 99, {"b": {"answer": 1}})),
     Perform("tr_1", Action.EXECUTE, ("titrate", {"volume": 1.5})),
     Close("tr_1"),

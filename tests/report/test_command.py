@@ -28,6 +28,35 @@ def test_show_prints_tables_or_json(folder: Path, capsys: pytest.CaptureFixture[
     assert (shown["session"], shown["graded"], "tasks" in shown) == ("night", 7, False)
 
 
+def test_show_of_a_trial_tells_why_and_what_was_said_and_printed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    night = str(folder / "night")
+    assert main(["show", night, "crash#0"]) == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert lines[:2] == ["crash#0", "failed (worker_died), score -, 3.00 s, 2 attempts"]
+    for words in (
+        "was killed by signal 11 (SIGSEGV) during tool weigh", "slot 1, pid 201", "attempt 1: worker_died; during tool",
+        "attempt 2: ", "exit status -11", "57 MiB", "Traceback: x", "first", "Segfault soon </script>", "\\ud800 \\x07",
+    ):  # fmt: skip
+        assert words in shown, words
+    assert main(["show", night, "salt/one#0"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("success, score 1.000", "answer 0", '"found": 0', "I weigh it.", "weigh(what=salt)", "2 g",
+                  "balance on port 3\n"):  # fmt: skip
+        assert words in shown, words
+    assert main(["show", night, "calm#0"]) == 0
+    shown = capsys.readouterr().out
+    assert "surrendered" in shown
+    assert "close raised OSError" in shown
+    assert main(["show", night, "crash#0", "--json"]) == 0
+    trial = json.loads(capsys.readouterr().out)
+    assert (trial["trial_index"], trial["attempts"][0]["output"]) == (0, "first")
+    assert main(["show", night, "crash#7"]) == 2
+    assert "has no record of a trial 'crash#7': TASK#INDEX, such as 'salt/one#0'" in capsys.readouterr().err
+
+
 def test_compare(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     night = str(folder / "night")
     assert main(["compare", night, night]) == 0

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from corral.cli import main as pool_command
 from corral.errors import ConfigError
 from corral.report import BenchmarkResult
 from corral.report.exports import FORMATS, export, kind_of
 from corral.report.rows import COLUMNS, rows
 from corral.report.timeline import chrome_trace
 from tests.support.results import graded
+from tests.support.scripts import python
 from tests.support.sessions import HOSTILE, START, everything, recorded
 
 
@@ -120,6 +122,53 @@ def test_planned_trials_without_a_record_are_skipped_cases(tmp_path: Path) -> No
     assert (root.attrib["tests"], root.attrib["skipped"], len(root[0])) == ("3", "2", 3)
 
 
+# --- A report goes by its ending ---
+
+
+def begins(path: Path) -> bytes:
+    return path.read_bytes()[:40]
+
+
+def test_a_report_is_what_its_ending_says(tmp_path: Path) -> None:
+    result = everything()
+    assert begins(result.generate_report(tmp_path / "a.html")).startswith(b"<!DOCTYPE html>")
+    assert begins(result.generate_report(tmp_path / "A.HTML")).startswith(b"<!DOCTYPE html>")
+    assert json.loads(result.generate_report(tmp_path / "a.json").read_bytes()) == result.to_report()
+    assert json.loads(result.generate_report(tmp_path / "report").read_bytes()) == result.to_report()
+    rows = result.generate_report(tmp_path / "a.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(row)["task_id"] for row in rows] == [trial.task_id for trial in result.trials]
+    assert begins(result.generate_report(tmp_path / "a.parquet")).startswith(b"PAR1")
+    assert json.loads(export(result, tmp_path / "odd.doc", "json").read_bytes()) == result.to_report()
+    with pytest.raises(ConfigError, match=r"'a.doc' does not say its format: .*\.html, \.json"):
+        result.generate_report(tmp_path / "a.doc")
+    assert not (tmp_path / "a.doc").exists()
+
+
+OWN = ("--envs", "tests.support.shell_envs:build", "--agent", "tests.support.shell_envs:solver", "--tasks", "t")
+
+
+def test_the_shell_writes_the_page_too(tmp_path: Path) -> None:
+    done = python("-m", "corral.pool", *OWN, "--size", "1", "--report", "night.html", "--json", folder=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)["report"]) == (0, "night.html"), done.stderr
+    page = (tmp_path / "night.html").read_text("utf-8")
+    assert page.startswith("<!DOCTYPE html>")
+    assert '"id":"t"' in page
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [("night.doc", "'night.doc' does not say its format"), ("night.parquet", "pip install 'corral[parquet]'")],
+)
+def test_a_report_that_could_not_be_written_is_refused_before_the_run(
+    report: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert pool_command([*OWN, "--report", report]) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- Chrome's trace ---
 
 
@@ -156,7 +205,8 @@ print(json.dumps({
     "unscored": not crash.scores, "score": first.scores["corral"].value, "roles": [m.role for m in first.messages],
     "call": [first.messages[1].tool_calls[0].function, first.messages[1].tool_calls[0].arguments],
     "answers": first.messages[2].tool_call_id == first.messages[1].tool_calls[0].id,
-    "tokens": first.model_usage["demo/one"].total_tokens,
+    "tokens": first.model_usage["demo/one"].total_tokens, "printed": first.metadata["worker_output"],
+    "printed_twice": [attempt["output"] for attempt in crash.metadata["attempts"]],
     "metrics": {name: metric.value for name, metric in log.results.scores[0].metrics.items()},
 }))
 """
@@ -175,6 +225,9 @@ def test_inspect_ai_itself_reads_the_log(tmp_path: Path) -> None:
     assert found["roles"] == ["user", "assistant", "tool", "assistant"]
     assert found["call"] == ["weigh", {"what": "salt"}]
     assert found["answers"]
+    assert found["printed"] == "balance on port 3\n"
+    assert found["printed_twice"][0] == "first"
+    assert found["printed_twice"][1].startswith("Segfault soon")
     assert found["metrics"]["average_score"] == pytest.approx(everything().average_score())
     assert found["metrics"]["average_score stderr"] == pytest.approx(
         everything().average_score_estimate().standard_error

@@ -110,7 +110,8 @@ def test_a_failing_trial_and_its_reason_are_one_click_away(page: Browser) -> Non
 def test_a_trial_shows_its_transcript_answer_and_score(page: Browser) -> None:
     page.click("#tasks button.cell")
     shown = page.text("#trial")
-    for piece in ("salt/one#0", "Score 1.000", "answer 0", "I weigh it.", 'weigh(what="salt")', "2 g"):
+    for piece in ("salt/one#0", "Score 1.000", "answer 0", "I weigh it.", 'weigh(what="salt")', "2 g",
+                  "Worker output", "balance on port 3"):  # fmt: skip
         assert piece in shown, piece
     page.run("document.querySelectorAll('#trial details').forEach((item) => { item.open = true; })")
     assert "1.25 s" in page.text("#trial")
@@ -128,6 +129,41 @@ def test_the_keyboard_is_enough(page: Browser) -> None:
     assert "salt/one#2" in page.run("return document.activeElement.ariaLabel")  # back where it was opened
     focusable = "button.cell[tabindex='0']"
     assert page.run(f'return document.querySelectorAll("{focusable}").length') == 1  # one stop for the whole grid
+
+
+@in_a_browser
+def test_a_failing_trial_and_its_reason_are_found_by_keyboard_alone(page: Browser) -> None:
+    page.run("document.body.focus()")
+    page.press("Tab")
+    assert page.run("return document.activeElement.textContent") == "Skip to the trials"
+    page.press("Tab", "Tab", "Enter")  # over the menu of kinds to the first of the list
+    assert page.run("return document.getElementById('trial').open") is True
+    assert page.text("#trial-title") == "crash#0"
+    assert "killed by signal 11 (SIGSEGV) during tool weigh" in page.text("#trial .why")
+    page.press("ArrowRight")
+    assert page.text("#trial-title") == "crash#1"  # the next one of the failures
+    page.press("Escape")
+    assert page.run("return document.activeElement.textContent") == "crash#0"
+
+
+@in_a_browser
+def test_trials_without_success_are_two_clicks_away(page: Browser) -> None:
+    assert "2 more trials were graded without success: show them" in page.text("#failing")
+    page.click("#failing p button.link")
+    shown = "return [...document.querySelectorAll('#tasks button.cell')].map((cell) => cell.ariaLabel)"
+    assert page.run(shown) == ["salt/one#1: no success, score 0.000", "calm#0: no success, score 0.000"]
+    page.press("Enter")  # the first one has the focus
+    assert page.text("#trial-title") == "salt/one#1"
+
+
+@in_a_browser
+def test_a_session_without_failures_says_so(window: Browser, tmp_path: Path) -> None:
+    window.open(BenchmarkResult.collect("fine", ["a"], [graded("a", 0), graded("a", 1, 0.0)],
+                                        trials_per_task=2).export(tmp_path / "fine.html"))  # fmt: skip
+    assert window.text("#failing").splitlines()[0] == "Failures: none"
+    assert "1 trial was graded without success" in window.text("#failing")
+    window.open(BenchmarkResult.collect("best", ["a"], [graded("a", 0)]).export(tmp_path / "best.html"))
+    assert window.run("return document.getElementById('failing').hidden") is True
 
 
 @in_a_browser

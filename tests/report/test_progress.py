@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from corral import CorralRunner, Environment, tool
+from corral import CorralRunner, Environment, TaskDefinition, build_environments, tool
 from corral.agents import ScriptedAgent
 from corral.errors import ConfigError, FailureKind
 from corral.report.live import LiveProgress, TerminalConsole
 from corral.report.progress import Callback, LineProgress, Progress, Silent, Tally, choose
 from corral.types import TrialKey, WorkerRef
+from tests.support.benches import benches
 from tests.support.results import graded, lost
 
 A0, A1, B0 = TrialKey("a", 0), TrialKey("a", 1), TrialKey("b", 0)
@@ -140,6 +142,61 @@ def test_a_run_tells_which_tool_runs_and_which_limit_is_waited_for(tmp_path: Pat
     assert {"max_concurrency": 2} in seen.waits or {"max_concurrency_per_task": 2} in seen.waits
 
 
+class Placed(Silent):
+    """Hears where trials are, and lets the set-up of the first one end once it has."""
+
+    def __init__(self, door: Path) -> None:
+        self.door = door
+        self.places: dict[TrialKey, WorkerRef | None] = {}
+
+    def placed(self, key: TrialKey, worker: WorkerRef | None) -> None:
+        self.places[key] = worker
+        self.door.touch()
+
+
+def build_waiting(door: Path) -> Callable[[], dict[str, Environment]]:
+    """A process-class task whose set-up waits until the display knows of it, and a thread-class one."""
+
+    def wait(env: Environment) -> None:
+        deadline = time.monotonic() + 20
+        while not door.exists():
+            assert time.monotonic() < deadline, "nobody was told"
+            time.sleep(0.01)
+
+    def score(answer: str) -> float:
+        return 1.0
+
+    def build() -> dict[str, Environment]:
+        tasks = [TaskDefinition("a", "", [], score, "text", setup_fn=wait)]
+        return build_environments(tasks, concurrency="process") | benches(b="thread")()
+
+    return build
+
+
+def answering(context: Any) -> ScriptedAgent:
+    return ScriptedAgent(lambda lab, prompt: 1.0)
+
+
+def test_a_run_tells_where_its_trials_are_even_while_they_are_set_up(tmp_path: Path) -> None:
+    seen = Placed(tmp_path / "door")
+    runner = CorralRunner(build_waiting(seen.door), agent_factory=answering, checkpoint_dir=tmp_path)
+    result = runner.bench(worker_pool=1, progress=seen)
+    assert result.average_score() == 1.0
+    (a, b) = result.trials
+    assert (seen.places[a.key], seen.places[b.key]) == (a.worker, None)
+    assert a.worker is not None
+    assert a.worker.slot == 0
+
+
+def test_a_display_that_hears_no_places_is_none_the_worse(tmp_path: Path) -> None:
+    """As one is that was written before there was that method."""
+    told = Silent()
+    heard = ("planned", "started", "phase", "recorded", "waiting", "pool", "finished")
+    old = type("Old", (), {name: staticmethod(getattr(told, name)) for name in heard})()
+    runner = CorralRunner(benches(a="thread"), agent_factory=answering, checkpoint_dir=tmp_path)
+    assert runner.bench(progress=old).average_score() == 1.0
+
+
 class TestLines:
     def test_one_line_in_ten_seconds_and_one_at_the_end(self) -> None:
         clock, stream = Clock(), io.StringIO()
@@ -151,7 +208,7 @@ class TestLines:
         assert stream.getvalue().splitlines() == [
             "corral: 4 trials planned, 1 of them recorded before",
             "corral: 2 of 4 recorded; 1 of 1 new ones succeeded; 1 running; waiting for slot 3; "
-            "oldest a#0 in tool titrate for 0:08; 0:10, 6.0/min, about 0:20 to go",
+            "oldest a#0 in tool titrate for 0:08 (slot 0); 0:10, 6.0/min, about 0:20 to go",
             "corral: 4 of 4 recorded; 1 of 3 new ones succeeded; worker_died 1; 0:10, 18.0/min",
         ]
 
@@ -235,6 +292,22 @@ class TestLive:
         assert "tool titrate 0:08" in page
         assert page.splitlines()[-1].rstrip().endswith("0:10")
         assert max(map(len, page.splitlines())) <= 80
+
+    def test_every_running_trial_has_its_place(self) -> None:
+        live, look = self.live(Clock())
+        live.planned(9, 0)
+        for key, place in {A0: WorkerRef(12, 100, 200), A1: None}.items():
+            live.started(key, None)
+            live.placed(key, place)
+        live.started(B0, None)
+        live.placed(TrialKey("unknown", 0), None)
+        rows = [line.split() for line in look().splitlines()[2:]]
+        live.finished()
+        assert rows == [
+            ["a#0", "slot", "12", "starting", "0:00", "0:00"],
+            ["a#1", "in-process", "starting", "0:00", "0:00"],
+            ["b#0", "starting", "0:00", "0:00"],
+        ]
 
     def test_the_oldest_of_many_come_first_and_the_rest_are_counted(self) -> None:
         clock = Clock()

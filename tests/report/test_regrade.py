@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,11 @@ import pytest
 from corral import CorralRunner, Environment, InputRef, TaskDefinition, build_environments, tool
 from corral.agents import ScriptedAgent
 from corral.errors import ConfigError, FailureKind
+from corral.pool import WorkerPoolConfig
+from corral.report.command import main
 from corral.report.regrade import regrade
 from corral.report.sessions import open_session
+from corral.types import derive_seed
 from tests.support.sessions import everything
 
 
@@ -81,6 +88,112 @@ def test_a_scorer_that_breaks_leaves_its_trials_not_graded(session: Path) -> Non
     trial = after.task_results["b"].trials[0]
     assert (trial.failure, trial.graded, trial.score) == (FailureKind.SCORING, False, 0.0)
     assert "the scorer cannot read this" in (trial.error_message or "")
+
+
+class Weighing(Guess):
+    """In worker processes; a scorer that does what the answer says: for the good ones, tell where it ran."""
+
+    concurrency = "process"
+
+    def score(self) -> float:
+        answer, calls = self.state.submitted_answer, self.state.tool_calls
+        print(f"scoring {answer}", flush=True)
+        match answer:
+            case "crash":
+                ctypes.string_at(0)
+            case "exit":
+                os._exit(3)
+            case "hang":
+                threading.Event().wait()
+            case "raise":
+                raise RuntimeError("the scorer cannot read this")
+        self.state.feedback = [os.getpid(), len(calls), calls[0].result, self.seed]
+        return 0.75
+
+
+ANSWERS = ("crash", "good", "exit", "hang", "raise", "better")
+
+
+def weighing() -> Mapping[str, Environment]:
+    return {name: Weighing(name) for name in ANSWERS}
+
+
+@pytest.fixture
+def answered(tmp_path: Path) -> Path:
+    def factory(context: Any) -> ScriptedAgent:
+        def policy(lab: Any, prompt: Any) -> Any:
+            lab.call("look")
+            return context.task_id
+
+        return ScriptedAgent(policy)
+
+    before = {name: Guess(name) for name in ANSWERS}  # its scorer can read none of these answers
+    CorralRunner(before, agent_factory=factory, checkpoint_dir=tmp_path).bench(session_id="first", seed=1, retries=0)
+    return tmp_path / "first"
+
+
+@pytest.mark.parametrize("reuse", ["trial", "worker"])
+def test_a_scorer_that_crashes_or_hangs_costs_its_own_trial_only(reuse: Any, answered: Path) -> None:
+    before = open_session(answered)
+    assert before.coverage.not_graded == {"scoring": 6}
+    pool = WorkerPoolConfig(size=2, reuse=reuse)
+    after = regrade(before, weighing, answered.parent / "second", worker_pool=pool, trial_timeout=1.5)
+    trials = {trial.task_id: trial for trial in after.whole_trials}
+    assert {name: (trial.score, trial.failure) for name, trial in trials.items()} == {
+        "crash": (0.0, FailureKind.WORKER_DIED), "exit": (0.0, FailureKind.WORKER_DIED),
+        "hang": (0.0, FailureKind.SCORING), "raise": (0.0, FailureKind.SCORING),
+        "good": (0.75, None), "better": (0.75, None),
+    }  # fmt: skip
+    for name, trial in trials.items():
+        (attempt,), (recorded,) = trial.attempts, before.whole(before.task_results[name].trials[0]).attempts
+        assert (attempt.failure, attempt.started_at, attempt.seconds) == (
+            trial.failure, recorded.started_at, recorded.seconds,
+        )  # fmt: skip
+        assert len(trial.messages) == 4
+    for name, status, words in (
+        ("crash", -signal.SIGSEGV, "Segmentation fault"), ("exit", 3, ""), ("hang", -signal.SIGKILL, "in score"),
+        ("raise", None if reuse == "worker" else 0, ""),
+    ):  # fmt: skip
+        evidence = trials[name].attempts[0]
+        assert evidence.exit_status == status, name
+        assert evidence.output.startswith(f"scoring {name}\n"), name
+        assert words in evidence.output, name
+        assert evidence.worker is not None
+    assert "did not end within the trial's limit of 1.5 s" in (trials["hang"].error_message or "")
+    for name in ("good", "better"):
+        pid, calls, result, seed = trials[name].state["feedback"]
+        assert pid != os.getpid()
+        assert (calls, result, seed) == (1, 3, derive_seed(1, name, 0))
+
+
+def test_without_a_pool_it_is_scored_here(answered: Path) -> None:
+    after = regrade(open_session(answered), lambda: {n: Fair(n) for n in ANSWERS}, answered.parent / "second",
+                    worker_pool=False)  # fmt: skip
+    assert after.coverage.not_graded == {"scoring": 6}  # no answer is a number
+    assert [trial.attempts[0].worker for trial in after.trials] == [None] * 6
+
+
+def test_the_shell_scores_on_as_many_workers_as_it_is_told(answered: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    envs = ["--envs", "tests.report.test_regrade:weighing"]
+    limits = ["--size", "2", "--trial-timeout", "1.5", "--quiet"]
+    assert main(["regrade", str(answered), *envs, *limits, "--as", "again"]) == 0
+    shown = capsys.readouterr().out
+    assert "again against first" in shown
+    assert open_session(answered.parent / "again").coverage.graded == 2
+    assert main(["regrade", str(answered), *envs, "--size", "0"]) == 2
+    assert not (answered.parent / "first-regraded").exists()
+
+
+def test_one_that_is_stopped_leaves_nothing(answered: Path) -> None:
+    """And so it can be begun again."""
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["done"] == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        regrade(open_session(answered), weighing, answered.parent / "second", worker_pool=1, progress=stop)
+    assert not (answered.parent / "second").exists()
 
 
 def test_a_session_is_never_overwritten_and_tasks_must_be_there(session: Path) -> None:

@@ -77,6 +77,15 @@ def test_a_planned_trial_without_a_record_was_cancelled() -> None:
     assert result.first_cause() == "the run was stopped before every trial had ended"
 
 
+def test_scores_stand_at_the_index_of_their_trial_where_the_run_was_stopped() -> None:
+    trials = [graded("a", 3, 0.25), graded("a", 1, 0.75)]
+    task = BenchmarkResult.collect("s", ["a"], trials, trials_per_task=5).task_results["a"]
+    assert (task.scores, task.n) == ([0.0, 0.75, 0.0, 0.25, 0.0], 5)
+    assert task.average_score_bounds == (0.2, 0.8)
+    more = BenchmarkResult.collect("s", ["a"], trials, trials_per_task=2).task_results["a"]
+    assert (more.n, more.scores, more.not_graded) == (4, [0.0, 0.75, 0.0, 0.25], {"cancelled": 2})
+
+
 def test_the_first_cause_is_a_cause_not_a_consequence() -> None:
     result = result_of(lost("b", 0, FailureKind.NOT_RUN, "upstream failed"), lost("a", 0, message="endpoint gone"))
     assert result.first_cause() == "a#0: endpoint gone"

@@ -51,6 +51,14 @@ class Browser:
         """Show a file, and wait for its load event."""
         self._post("url", url=page.resolve().as_uri() + fragment)
 
+    def go(self, address: str) -> None:
+        """Show a page of a server, and wait for its load event."""
+        self._post("url", url=address)
+
+    def run_later(self, script: str, *arguments: Any) -> Any:
+        """What a script gives to the function that it finds as its last argument, within half a minute."""
+        return self._post("execute/async", script=script, args=list(arguments))
+
     def run(self, script: str, *arguments: Any) -> Any:
         """What a script's ``return`` gives."""
         return self._post("execute/sync", script=script, args=list(arguments))
@@ -95,14 +103,17 @@ class Browser:
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
+def browser(*arguments: str) -> Iterator[Browser]:
     """A browser with a profile of its own."""
     driver = subprocess.Popen(
         ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )  # fmt: skip
     try:
         with tempfile.TemporaryDirectory() as profile, httpx.Client(base_url=_address(driver), timeout=30) as client:
-            options = {"binary": shutil.which("chromium"), "args": [*_ARGUMENTS, f"--user-data-dir={profile}"]}
+            options = {
+                "binary": shutil.which("chromium"),
+                "args": [*_ARGUMENTS, *arguments, f"--user-data-dir={profile}"],
+            }
             wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
             answer = client.post("/session", json={"capabilities": {"alwaysMatch": wanted}}).json()["value"]
             assert "sessionId" in answer, answer

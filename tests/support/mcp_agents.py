@@ -10,6 +10,7 @@ from mcp import Client
 
 from corral.agents import BaseAgent
 from corral.agents.scripted import ToolFailed
+from corral.unwrap import unwrapped
 
 
 class _Lab:
@@ -21,8 +22,8 @@ class _Lab:
         self._log = log
 
     def call(self, tool: str, **arguments: Any) -> Any:
-        self._log.append({"role": "assistant", "tool": tool, "arguments": arguments})
         result: Any = from_thread.run(self._client.call_tool, tool, arguments)
+        self._log.append({"role": "assistant", "tool": tool, "arguments": arguments})
         if result.is_error:
             self._log.append({"role": "tool", "tool": tool, "error": result.content[0].text})
             raise ToolFailed(tool, result.content[0].text)
@@ -33,12 +34,16 @@ class _Lab:
 class McpScriptedAgent(BaseAgent):
     """Follows a plain policy, as ScriptedAgent does, with an MCP client instead of a router."""
 
-    def __init__(self, policy: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, policy: Callable[[Any, Any], Any], query: str = "") -> None:
         super().__init__(f"scripted/{policy.__name__}")
         self.policy = policy
+        self.query = query
 
     async def arun(self, interface: Any, task_id: str, **kwargs: Any) -> Any:
-        url = interface.mcp_url
+        with unwrapped():
+            return await self._follow(interface.mcp_url + self.query)
+
+    async def _follow(self, url: str) -> Any:
         async with Client(url) as client:
             prompt = (await client.get_prompt("task")).messages[0].content.text  # type: ignore[union-attr]
             self.messages.append({"role": "user", "content": prompt})

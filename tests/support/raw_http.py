@@ -52,3 +52,30 @@ def free_port() -> int:
     """A port on which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
+
+
+def connected(url: str, patience: float = 15.0) -> socket.socket:
+    """A connection to the server at ``url``."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.settimeout(patience)
+    return connection
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """What comes until the other side ends the connection."""
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def request(method: str, path: str, *headers: str, body: bytes = b"", kind: str | None = "application/json") -> bytes:
+    """A request's bytes, as they are told, for a connection of its own."""
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", "connection: close", *headers]
+    if kind is not None:
+        lines.append(f"content-type: {kind}")
+    if method == "POST":
+        lines.append(f"content-length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body

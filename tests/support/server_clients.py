@@ -1,28 +1,36 @@
-"""CHILD SIDE: twenty clients that open trials, call a tool for ever, and are killed in the middle of it."""
+"""CHILD SIDE: a client that opens a trial, calls its tool, and is killed in the middle of it.
 
-from __future__ import annotations
+Nothing but the standard library's http.client: it is started with ``python -S``, in some 30 ms.
+It prints a line when its trial is open and its tool has answered, and then calls on: for ever (``calls``), or in a call
+that does not end (``hangs``).
+"""
 
+import http.client
+import json
 import sys
-
-import anyio
-
-from corral import AsyncCorralRouter
+from typing import Any
 
 
-async def _client(url: str, number: int) -> None:
-    async with AsyncCorralRouter(url) as router:
-        opened = await router.create_trial("abcd"[number % 4], f"doomed-{number}")
-        trial = router.for_trial(opened["trial_runtime_id"], "a")
-        print("open", flush=True)
-        while True:
-            await trial.execute_tool("a", "python", {"code": "import time; time.sleep(0.05)"})
+def _post(connection: http.client.HTTPConnection, path: str, body: Any) -> Any:
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    data = json.loads(answer.read())
+    assert answer.status == 200, data
+    return data
 
 
-async def _main(url: str) -> None:
-    async with anyio.create_task_group() as tasks:
-        for number in range(20):
-            tasks.start_soon(_client, url, number)
+def main(port: str, number: str, manner: str) -> None:
+    """One client's life."""
+    connection = http.client.HTTPConnection("127.0.0.1", int(port))
+    task_id = "abcd"[int(number) % 4]
+    opened = _post(connection, f"/tasks/{task_id}/trials", {"benchmark_run_id": f"doomed-{number}"})
+    path = f"/trials/{opened['trial_runtime_id']}/tools/execute"
+    lines = {"calls": "import time; time.sleep(0.05)", "hangs": "import time; time.sleep(600)"}
+    _post(connection, path, {"tool_name": "python", "arguments": {"code": lines["calls"]}})
+    print(opened["trial_runtime_id"], flush=True)
+    while True:
+        _post(connection, path, {"tool_name": "python", "arguments": {"code": lines[manner]}})
 
 
 if __name__ == "__main__":
-    anyio.run(_main, sys.argv[1])
+    main(*sys.argv[1:])

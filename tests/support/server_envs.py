@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from corral import Environment, tool
@@ -81,3 +82,26 @@ def diamond() -> dict[str, Environment]:
 
 def broken() -> dict[str, Environment]:
     raise ImportError("there is no licence for the simulator")
+
+
+class Examiner(Bench):
+    """Scores slowly: until the file that the answer names exists."""
+
+    def score(self) -> float:
+        answer = self.state.submitted_answer
+        Path(answer["began"]).touch()
+        while not Path(answer["go"]).exists():
+            time.sleep(0.01)
+        return float(answer["score"])
+
+
+def examiner() -> dict[str, Environment]:
+    return {"exam": Examiner("exam", "process")}
+
+
+def hasty() -> dict[str, Environment]:
+    """In a server whose patience with silent connections is short."""
+    from corral import exchange, serving
+
+    serving.HEAD_TIME = exchange.BODY_SILENCE = 0.2
+    return threads()

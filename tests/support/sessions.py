@@ -24,8 +24,9 @@ HOSTILE = '</script><script>document.title="broken"</script><img src=x onerror=a
 def _trial(task_id: str, index: int, at: float, slot: int | None, **more: Any) -> TaskTrialResult:
     where = None if slot is None else WorkerRef(slot, 100 + slot, 200 + index)
     usual = Attempt(
-        1, worker=where, started_at=START + at, opened=0.5, seconds=3.0, peak_rss=50_000_000, cpu_seconds=1.0
-    )
+        1, worker=where, started_at=START + at, opened=0.5, seconds=3.0, peak_rss=50_000_000, cpu_seconds=1.0,
+        output="" if slot is None else "balance on port 3\n",
+    )  # fmt: skip
     attempts = more.pop("attempts", (usual,))
     values: dict[str, Any] = {
         "score": 1.0,

@@ -85,9 +85,16 @@ function figures() {
 
 function failing() {
   const found = trials.filter((trial) => trial.outcome === "failed");
+  const wrong = trials.filter((trial) => trial.outcome === "partial");
   const section = byId("failing");
-  if (!found.length) return;
+  if (!found.length && !wrong.length) return;
   section.hidden = false;
+  const others = wrong.length ? h("p.small.quiet", {}, `${plural(wrong.length, found.length ? "more trial" : "trial")} ${wrong.length === 1 ? "was" : "were"} graded without success: `,
+    h("button.link", { type: "button", onclick: () => only("partial") }, "show them")) : null;
+  if (!found.length) {
+    section.append(h("h2", { id: "failing-title" }, "Failures: none"), others);
+    return;
+  }
   const counts = new Map();
   for (const trial of found) counts.set(trial.failure || "failed", (counts.get(trial.failure || "failed") || 0) + 1);
   const body = h("tbody");
@@ -106,8 +113,18 @@ function failing() {
   const pick = h("select", { "aria-label": "Kind of failure", onchange: (event) => { kind = event.target.value; draw(LIMIT); } },
     h("option", { value: "" }, `all kinds (${found.length})`),
     [...counts].sort().map(([name, count]) => h("option", { value: name }, `${name} (${count})`)));
-  section.append(h("h2", { id: "failing-title" }, `Failures: ${plural(found.length, "trial")}`), ...(counts.size > 1 ? [h("div.tools", {}, pick)] : []), h("div.card.scroll", {}, table), more);
+  section.append(h("h2", { id: "failing-title" }, `Failures: ${plural(found.length, "trial")}`), ...(counts.size > 1 ? [h("div.tools", {}, pick)] : []), h("div.card.scroll", {}, table), more, ...(others ? [others] : []));
   draw(LIMIT);
+}
+
+// Show only those trials in the grid, and go there.
+function only(outcome) {
+  const menu = byId("outcomes");
+  menu.value = outcome;
+  menu.dispatchEvent(new Event("change"));
+  byId("tasks").scrollIntoView();
+  const first = byId("tasks").querySelector("button.cell");
+  if (first) first.focus({ preventScroll: true });
 }
 
 function cellOf(trial, shown) {
@@ -161,7 +178,7 @@ function tasks() {
     h("h2", { id: "tasks-title" }, "Tasks and trials"),
     h("div.tools", {},
       h("input", { type: "search", placeholder: "Task", ariaLabel: "Tasks whose name holds", oninput: (event) => { state.text = event.target.value.toLowerCase(); draw(); } }),
-      h("select", { "aria-label": "Trials shown", onchange: (event) => { state.outcome = event.target.value; draw(); } },
+      h("select", { id: "outcomes", "aria-label": "Trials shown", onchange: (event) => { state.outcome = event.target.value; draw(); } },
         h("option", { value: "" }, "all trials"), h("option", { value: "unsuccessful" }, "all without success"),
         h("option", { value: "failed" }, `failed (${count("failed")})`), h("option", { value: "partial" }, `no success (${count("partial")})`), h("option", { value: "success" }, `success (${count("success")})`))),
     h("div.card.scroll", {}, h("table.rows", { onkeydown: keys }, h("thead", {}, h("tr", {}, h("th", {}, "task"), h("th.num", {}, "score"), h("th.num", {}, "95 %"), h("th.num", {}, "successes"), h("th", {}, "trials"))), body)),
@@ -193,7 +210,7 @@ function distributions() {
   const smallest = scores.reduce((a, b) => Math.min(a, b), 0), largest = scores.reduce((a, b) => Math.max(a, b), 1);
   const parts = Object.entries(data.time).map(([name, part]) => [name, part.total_s]).filter(([name, total]) => name !== "queued" && total > 0);
   const sum = parts.reduce((total, [, part]) => total + part, 0);
-  const colours = { configured: "var(--part)", agent: "var(--accent)", tools: "var(--good)", scored: "var(--wait)" };
+  const colours = { configured: "var(--quiet)", agent: "var(--accent)", tools: "var(--tools)", scored: "var(--wait)" };
   byId("distributions").append(h("h2", { id: "distributions-title" }, "Distributions"), h("div.two", {},
     scores.length ? histogram("Score of the graded trials", scores, smallest, largest, (value) => value.toFixed(2)) : null,
     times.length ? histogram("Duration of a trial", times, 0, times.reduce((a, b) => Math.max(a, b), 0), seconds) : null),
@@ -262,7 +279,8 @@ function timeline() {
   new ResizeObserver(() => { cancelAnimationFrame(due); due = requestAnimationFrame(() => { if (Math.abs(holder.clientWidth - 2 - (holder.firstChild.width.baseVal.value / zoom)) > 8) draw(); }); }).observe(holder);
 }
 
-const facts = (entries) => h("dl.facts", {}, entries.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => [h("dt", {}, name), h("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value))]));
+const isEmpty = (value) => typeof value === "object" && !Object.keys(value).length;
+const facts = (entries) => h("dl.facts", {}, entries.filter(([, value]) => value !== null && value !== undefined && value !== "" && !isEmpty(value)).map(([name, value]) => [h("dt", {}, name), h("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value))]));
 
 function run() {
   const metrics = Object.entries(data.metrics).map(([name, value]) => [name, value]);
@@ -286,6 +304,7 @@ function show(number, among) {
   draw();
   if (!dialog.open) dialog.showModal();
 }
+const PRINTED = "Worker output";
 const block = (title, text) => (text ? [h("h3", {}, title), h("pre", { tabIndex: 0 }, text)] : []);
 function fold(title, content, open) { return content ? h("details", { open: Boolean(open) }, h("summary", {}, title), content) : null; }
 
@@ -296,9 +315,10 @@ function turn(item) {
     (calls || []).map(([name, args]) => h("pre", {}, `${name}(${args})`)));
 }
 
-function attempt(item) {
+// A message that stands above already is not said twice, nor is the output of a trial that ended well.
+function attempt(item, known, brief) {
   const lines = [item.phase && `during ${item.phase}`, item.exit_status !== null && item.exit_status !== undefined && `exit status ${item.exit_status}`, item.worker && `slot ${item.worker.slot}, pid ${item.worker.trial_pid || item.worker.pid}`, `${seconds(item.seconds)}`, item.peak_rss && `peak ${bytes(item.peak_rss)}`, item.cpu_seconds && `CPU ${seconds(item.cpu_seconds)}`];
-  return h("div", {}, h("h3", {}, `Attempt ${item.number}: `, h("span.kind" + (item.failure ? ".failed" : ""), {}, item.failure || "ended")), item.message && h("p", {}, item.message), h("p.small.quiet", {}, lines.filter(Boolean).join(" · ")), block("Traceback", item.traceback), block("What the worker printed last", item.output));
+  return h("div", {}, h("h3", {}, `Attempt ${item.number}: `, h("span.kind" + (item.failure ? ".failed" : ""), {}, item.failure || "ended")), item.message && item.message !== known && h("p", {}, item.message), h("p.small.quiet", {}, lines.filter(Boolean).join(" · ")), block("Traceback", item.traceback), brief ? [] : block(PRINTED, item.output));
 }
 
 function draw() {
@@ -307,22 +327,24 @@ function draw() {
   const more = stored ? JSON.parse(stored.textContent) : null;
   const go = (by) => () => { position += by; draw(); };
   const broken = more && more.attempts.some((item) => item.failure);
+  const printed = more && more.attempts.length ? more.attempts.at(-1).output : "";
   dialog.replaceChildren(
     h("div.bar-top", {}, h("h2", { id: "trial-title" }, nameOf(trial)), h(`span.kind.${trial.outcome}`, {}, trial.failure || WORDS[trial.outcome]),
-      h("button.plain", { type: "button", disabled: position === 0, onclick: go(-1), ariaLabel: "Trial before" }, "‹"), h("span.small.quiet", {}, `${position + 1} of ${sequence.length}`),
-      h("button.plain", { type: "button", disabled: position === sequence.length - 1, onclick: go(1), ariaLabel: "Next trial" }, "›"), h("button.plain", { type: "button", onclick: () => dialog.close() }, "Close")),
+      h("span.steps", {}, h("button.plain", { type: "button", disabled: position === 0, onclick: go(-1), ariaLabel: "Trial before" }, "‹"), h("span.small.quiet", {}, `${position + 1} of ${sequence.length}`),
+        h("button.plain", { type: "button", disabled: position === sequence.length - 1, onclick: go(1), ariaLabel: "Next trial" }, "›"), h("button.plain", { type: "button", onclick: () => dialog.close() }, "Close"))),
     h("div.body", {},
       trial.message && h("p.why", {}, trial.message),
       h("p", {}, `Score ${figure(trial.score)} · ${seconds(trial.seconds)} · ${plural(trial.attempts, "attempt")}`),
       !more && h("p.note", {}, "The details of this trial are not in this page, which holds those of the first trials and of the failed ones: see the session's report.json."),
       more && [
-        broken && more.attempts.map(attempt),
+        broken && more.attempts.map((item) => attempt(item, trial.message)),
         block("Answer", more.answer), block("Feedback of the scorer", more.feedback),
         more.warnings.length ? [h("h3", {}, "Warnings"), more.warnings.map((text) => h("p", {}, text))] : null,
         more.turns.length ? [h("h3", {}, "Transcript"), more.turns.map(turn)] : null,
         fold(`Tool calls (${more.calls.length})`, more.calls.length && h("div.scroll", {}, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "tool"), h("th.num", {}, "time"), h("th", {}, "arguments and result"))), h("tbody", {}, more.calls.map(([name, ok, time, text]) => h("tr", {}, h("td", {}, name), h("td.num", {}, seconds(time)), h("td.wide", {}, ok ? "" : h("span.kind.failed", {}, "failed"), " ", text)))))), !more.turns.length),
+        !broken && printed && fold(PRINTED, h("pre", { tabIndex: 0 }, printed), true),
         fold("Time, memory, tokens", facts([...Object.entries(more.time).map(([name, value]) => [name, seconds(value)]), ...Object.entries(more.tokens)])),
-        !broken && fold("Attempts", more.attempts.length && h("div", {}, more.attempts.map(attempt))),
+        !broken && fold("Attempts", more.attempts.length && h("div", {}, more.attempts.map((item) => attempt(item, null, item === more.attempts.at(-1))))),
         fold("State at the end", more.state && h("pre", { tabIndex: 0 }, more.state))]));
   dialog.scrollTop = 0;
   history.replaceState(null, "", `#${encodeURIComponent(nameOf(trial))}`);

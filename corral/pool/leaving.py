@@ -1,0 +1,43 @@
+"""WORKER SIDE. The ordinary end of a trial process: libraries tidy up then, as at the end of any interpreter.
+
+Purpose
+    A trial process leaves by ``os._exit``, since it may be a fork in the middle of its worker. What libraries keep
+    outside of the workspace, such as joblib its semaphores and its folders in shared memory, they remove in exit
+    handlers.
+Guarantees
+    * Handlers that the trials registered run; those of the worker, which a fork inherits, do not.
+    * It takes no longer than LEAVING_PATIENCE: a handler that hangs is left. Nobody waits for threads that still run.
+Assumptions
+    ``multiprocessing`` does the same in its own forks, by the same private parts of ``atexit``. Executors register with
+    ``threading`` instead, which runs their handlers first; so here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+
+LEAVING_PATIENCE = 5.0
+"""Seconds. For handlers that wait for others, such as the processes of a pool that they end."""
+
+
+def begin_anew() -> None:
+    """In a fork: forget what its worker would do at its end."""
+    atexit._clear()
+    if (util := sys.modules.get("multiprocessing.util")) is not None:
+        atexit.register(util._exit_function)
+
+
+def leave() -> None:
+    """Do what the interpreter does at its end, short of ending."""
+    of_executors = list(reversed(getattr(threading, "_threading_atexits", ())))
+    if not of_executors and atexit._ncallbacks() == 0:
+        return
+    limit = threading.Timer(LEAVING_PATIENCE, os._exit, (0,))
+    limit.daemon = True
+    limit.start()
+    for handler in of_executors:
+        handler()
+    atexit._run_exitfuncs()

@@ -1,0 +1,76 @@
+"""BOTH SIDES. The user's main script: the supervisor says what it is, workers import it.
+
+Environments and builders may be defined in it, and modules may be set up by it, so it is imported in every interpreter
+that loads the environments; as ``__mp_main__``, so that what it guards with ``if __name__ == "__main__":`` does not run
+there. The module is found under both names, as with ``multiprocessing`` and anyio: what was pickled by name is found.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+from corral.errors import ConfigError
+
+_importing = False
+_refusal: ConfigError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MainScript:
+    """What ``python SCRIPT`` or ``python -m MODULE`` was started with."""
+
+    path: str
+    module: str | None = None
+    """Its name, of a module: imported by name, it may use relative imports."""
+
+    @classmethod
+    def of_this_process(cls) -> MainScript | None:
+        """None where no file is the main script: an interactive session, ``-c``, standard input, a notebook."""
+        main = sys.modules.get("__main__")
+        path = getattr(main, "__file__", None)
+        if not isinstance(path, str) or not os.path.isfile(path):
+            return None
+        spec = getattr(main, "__spec__", None)
+        name = getattr(spec, "name", None) if getattr(spec, "origin", None) == path else None
+        return cls(os.path.abspath(path), None if name == "__main__" else name)
+
+
+def import_main(script: MainScript | None) -> None:
+    """Import the main script. Without one, the main module is an empty one.
+
+    Raises what the script raises; where that came of a run that it was refused, the refusal, whatever it made of that.
+    """
+    global _importing
+    main = sys.modules["__main__"] = ModuleType("__mp_main__")  # there meanwhile: some modules import it
+    if script is not None:
+        _importing = True
+        try:
+            main.__dict__.update(_run(script))
+        except BaseException:
+            if _refusal is not None:
+                raise _refusal from None
+            raise
+        finally:
+            _importing = False
+    sys.modules["__mp_main__"] = main
+
+
+def _run(script: MainScript) -> dict[str, object]:
+    if script.module is not None:
+        return runpy.run_module(script.module, run_name="__mp_main__", alter_sys=True)
+    return runpy.run_path(script.path, run_name="__mp_main__")
+
+
+def refuse_while_importing(refusal: ConfigError) -> None:
+    """Raise ``refusal`` if the main script is being imported here: what it starts, each worker would start again.
+
+    By a worker of Corral's, or by one that the script's own use of ``anyio.to_process`` made.
+    """
+    global _refusal
+    if _importing or (sys.orig_argv[-2:] == ["-m", "anyio.to_process"] and "__main__" not in sys.modules):
+        _refusal = refusal
+        raise refusal
