@@ -51,8 +51,8 @@ IMPURE = {
 
 WORKER_SIDE = {"pool.guards", "pool.host", "pool.link", "pool.traces", "pool.trial_process"}
 WORKER_MAY = {
-    "catalogue", "data", "environment", "errors", "guide", "jobs", "pool.wire", "process_state", "recipe", "runtime",
-    "schema", "source", "tasks", "threads", "tools", "types",
+    "catalogue", "data", "environment", "errors", "guide", "jobs", "pool.glance", "pool.wire", "process_state",
+    "recipe", "runtime", "schema", "source", "tasks", "threads", "tools", "types",
 }  # fmt: skip
 """What the worker side may import beside itself: so a worker stays small and knows nothing of the run."""
 

@@ -18,15 +18,20 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from time import perf_counter
 
 import anyio
+from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from corral.errors import ProtocolError
+from corral.pool.glance import Glance
 from corral.pool.inlet import open_inlet
 from corral.pool.wire import HELLO_SIZE, Decoder, Message, Ticket, encode, read_hello
 
 HELLO_PATIENCE = 10.0
 """Seconds that a stranger may take to show its ticket."""
+TURN = 1e-3
+"""Seconds after which answers that come at once let the event loop have its turn."""
 MAX_UNIX_PATH = 100
 """Bytes of a Unix socket's path; systems allow 104 to 108."""
 
@@ -39,6 +44,9 @@ class Channel:
         self._socket = sock
         self._decoder = Decoder()
         self._inlet = open_inlet(sock)
+        self._glance = Glance(sock)
+        self._last_turn = perf_counter()
+        """When the event loop last had its turn while this waited."""
 
     async def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be sent; then nothing of it was."""
@@ -56,11 +64,22 @@ class Channel:
     async def receive(self) -> Message:
         """Wait for the next message."""
         while (message := self._decoder.next()) is None:
-            data = await self._inlet.receive()
+            data = await self._some()
             if not data:
                 raise anyio.EndOfStream
             self._decoder.feed(data)
         return message
+
+    async def _some(self) -> bytes:
+        if (data := self._glance.take()) is None:
+            data = await self._inlet.receive()
+            self._glance.learn()
+            self._last_turn = perf_counter()
+        elif perf_counter() - self._last_turn > TURN:
+            await checkpoint_if_cancelled()
+            await cancel_shielded_checkpoint()  # the others' turn; what came is not lost if this is cancelled meanwhile
+            self._last_turn = perf_counter()
+        return data
 
     def close(self) -> None:
         """Close this end. Who waits on it gets the end of the stream."""

@@ -13,8 +13,7 @@ from typing import Protocol
 
 import anyio
 
-CHUNK = 2**16
-"""Bytes taken at once."""
+from corral.pool.glance import CHUNK
 
 
 class Inlet(Protocol):

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import socket
 
+from corral.pool.glance import CHUNK, Glance
 from corral.pool.wire import Decoder, Message, Ticket, encode
-
-CHUNK = 2**16
 
 
 class Link:
@@ -20,6 +19,7 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._decoder = Decoder()
+        self._glance = Glance(sock)
 
     @classmethod
     def connect(cls, ticket: Ticket) -> Link:
@@ -44,14 +44,20 @@ class Link:
     def receive(self) -> Message | None:
         """Wait for the next message; None at the end of the connection."""
         while (message := self._decoder.next()) is None:
-            try:
-                data = self._socket.recv(CHUNK)
-            except OSError:
-                return None
-            if not data:
+            if not (data := self._some()):
                 return None
             self._decoder.feed(data)
         return message
+
+    def _some(self) -> bytes:
+        if (data := self._glance.take()) is not None:
+            return data
+        try:
+            return self._socket.recv(CHUNK)
+        except OSError:
+            return b""
+        finally:
+            self._glance.learn()
 
     def close(self) -> None:
         """Close this end."""

@@ -18,7 +18,7 @@ import hmac
 import pickle
 import struct
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from corral.errors import (
     TRIAL_ERRORS,
@@ -252,6 +252,8 @@ Message = (
     | Open | Perform | Close | Finish | Done | Failed | Refused
 )  # fmt: skip
 
+_MESSAGES = frozenset(get_args(Message))
+
 # ---- frames --------------------------------------------------------------------------------------------------------
 
 _HEADER = struct.Struct("!QH")
@@ -273,11 +275,12 @@ def _packed(message: Message) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-    match value:
-        case (str() as kind, runtime_id, action, arguments) if kind == _PERFORM:
-            return Perform(runtime_id, Action(action), arguments)
-        case (str() as kind, success, result, error) if kind == _RESPONSE:
-            return Done(ToolResponse(success, result, error))
+    if type(value) is tuple and len(value) == 4:
+        kind, first, second, third = value
+        if kind == _PERFORM:
+            return Perform(first, Action(second), third)
+        if kind == _RESPONSE:
+            return Done(ToolResponse(first, second, third))
     return value
 
 
@@ -289,19 +292,21 @@ def encode(message: Message) -> list[Buffer]:
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = pickle.dumps(_packed(message), protocol=5, buffer_callback=buffers.append)
-        views: list[memoryview] = [buffer.raw() for buffer in buffers]
+        views: list[memoryview] = [buffer.raw() for buffer in buffers] if buffers else []
         if len(views) > MAX_BUFFERS:
             body, views = pickle.dumps(_packed(message), protocol=5), []
     except Exception as error:
         record = ErrorRecord.of(error)
         raise SerializationError(f"a value cannot be sent between processes: {record}", record=record) from None
-    size = len(body) + sum(view.nbytes for view in views)
+    size = len(body) + sum(view.nbytes for view in views) if views else len(body)
     if size > MAX_FRAME:
         raise SerializationError(
             f"a value of {size / 2**20:.0f} MiB is over the limit of {MAX_FRAME / 2**20:.0f} MiB for one message; "
             "write it to a file in the workspace and send its path"
         )
-    header = _HEADER.pack(len(body), len(views)) + b"".join(_LENGTH.pack(view.nbytes) for view in views)
+    header = _HEADER.pack(len(body), len(views))
+    if views:
+        header += b"".join(_LENGTH.pack(view.nbytes) for view in views)
     return [header + body, *views]
 
 
@@ -331,7 +336,7 @@ class Decoder:
         start = _HEADER.size + count * _LENGTH.size
         if len(data) < start:
             return None
-        sizes = [_LENGTH.unpack_from(data, _HEADER.size + i * _LENGTH.size)[0] for i in range(count)]
+        sizes = [_LENGTH.unpack_from(data, _HEADER.size + i * _LENGTH.size)[0] for i in range(count)] if count else []
         end = start + length + sum(sizes)
         if end - start > MAX_FRAME:
             raise ProtocolError(f"a frame announces {end - start} bytes, over the limit of {MAX_FRAME}")
@@ -345,14 +350,15 @@ class Decoder:
             (self._data, bytearray()) if len(self._data) == end else (self._data[:end], self._data[end:])
         )
         view = memoryview(frame)
-        buffers, offset = [], start + length
+        buffers: list[memoryview] = []
+        offset = start + length
         for size in sizes:
             buffers.append(view[offset : offset + size])
             offset += size
         try:
-            message = _unpacked(pickle.loads(view[start : start + length], buffers=buffers))
+            message: Message = _unpacked(pickle.loads(view[start : start + length], buffers=buffers))
         except Exception as error:
             raise ProtocolError(f"a frame cannot be read: {ErrorRecord.of(error)}") from error
-        if not isinstance(message, Message):
+        if type(message) not in _MESSAGES:
             raise ProtocolError(f"a frame holds a {type(message).__name__}, which is no message")
         return message
