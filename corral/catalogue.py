@@ -16,10 +16,18 @@ from corral.types import TaskInfo
 
 def describe(environments: Any) -> dict[str, TaskInfo]:
     """What the supervisor needs to know of each task; ConfigError where this is no mapping of environments."""
+    sources: dict[type, str] = {}
+    return {
+        task_id: TaskInfo(
+            task_id, env.concurrency, tuple(env.parents), env.configures, env.fresh, _digest(env, sources)
+        )
+        for task_id, env in _checked(environments).items()
+    }
+
+
+def _checked(environments: Any) -> Mapping[str, Environment]:
     if not isinstance(environments, Mapping):
         raise ConfigError(f"environments must be a mapping of task id to Environment, not {environments!r:.80}")
-    sources: dict[type, str] = {}
-    found = {}
     for task_id, env in environments.items():
         if not isinstance(task_id, str) or not isinstance(env, Environment):
             raise ConfigError(
@@ -27,10 +35,7 @@ def describe(environments: Any) -> dict[str, TaskInfo]:
             )
         if env.task_id != task_id:
             raise ConfigError(f"the environment under {task_id!r} has the task id {env.task_id!r}")
-        found[task_id] = TaskInfo(
-            task_id, env.concurrency, tuple(env.parents), env.configures, env.fresh, _digest(env, sources)
-        )
-    return found
+    return environments
 
 
 def load(build: Callable[[], Any]) -> dict[str, Environment]:
@@ -38,8 +43,7 @@ def load(build: Callable[[], Any]) -> dict[str, Environment]:
     name = f"{getattr(build, '__module__', '?')}.{getattr(build, '__qualname__', repr(build))}"
     try:
         with failing_as(EnvStartError, f"the builder {name}"):
-            environments = build()
-            describe(environments)
+            environments = _checked(build())
     except EnvStartError as error:
         if isinstance(error.__cause__, ConfigError):  # such as a cycle: it says itself what is wrong
             raise error.__cause__ from None

@@ -32,7 +32,7 @@ from corral.types import TaskTrialResult, TrialKey
 class Appendable(Protocol):
     """What a collector needs of a journal."""
 
-    def append(self, records: list[Record]) -> None:
+    def append(self, records: list[Record]) -> object:
         """Make ``records`` durable, or raise."""
 
 

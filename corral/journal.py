@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import metadata
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO, NamedTuple, NoReturn, Self
@@ -205,8 +206,12 @@ class Journal:
         return journal
 
     @classmethod
-    def open_existing(cls, directory: str | os.PathLike[str]) -> tuple[Self, Header, list[Record]]:
+    def open_existing(
+        cls, directory: str | os.PathLike[str], keep: Keep | None = None
+    ) -> tuple[Self, Header, list[Any]]:
         """Go on with a session: its header, and the final record of each trial, in the order they were written.
+
+        ``keep`` says what of each record is wanted, given the record and its place; all of it when None.
 
         The tail is repaired; any other damage raises JournalError and leaves the file as it is.
         """
@@ -215,7 +220,7 @@ class Journal:
             raise JournalError(f"no session ever began in {folder}")
         journal = cls(folder, _Lock(folder))
         try:
-            reading = Reading(journal.path)
+            reading = Reading(journal.path, keep or _whole)
             journal._open(reading.good)
             if reading.lacks_newline:
                 journal._write(b"\n")
@@ -224,12 +229,15 @@ class Journal:
             raise
         return journal, reading.header, list(reading.records.values())
 
-    def append(self, records: list[Record]) -> None:
-        """Write records, all in one go, and return when they are on the disk.
+    def append(self, records: list[Record]) -> list[Place]:
+        """Write records, all in one go, and return where they are once they are on the disk.
 
         If that fails, what was written of them is cut off again, and nothing more is accepted: the run must stop.
         """
-        self._write(b"".join(encode({"type": "trial", **record}) for record in records))
+        lines = [encode({"type": "trial", **record}) for record in records]
+        starts = accumulate(map(len, lines), initial=self._size)
+        self._write(b"".join(lines))
+        return [Place(start, len(line)) for start, line in zip(starts, lines, strict=False)]
 
     def append_run(self, run: Mapping[str, Any]) -> None:
         """Write down how a run ended, on the disk when this returns. See ``append``."""

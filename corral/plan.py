@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from corral.episode import Episode
 from corral.errors import ConfigError, TaskGraphError
@@ -27,6 +28,11 @@ class Plan:
     def has_chains(self) -> bool:
         """Whether a task uses another one's output."""
         return any(info.parents for info in self.tasks.values())
+
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """The tasks whose outputs others use."""
+        return frozenset(parent for info in self.tasks.values() for parent in info.parents)
 
     def has_mode(self, mode: ConcurrencyMode) -> bool:
         """Whether a task is of that class."""

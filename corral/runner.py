@@ -16,7 +16,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from random import SystemRandom
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 
@@ -86,6 +86,7 @@ class CorralRunner:
         tool_verbosity: str | None = None,
         verbose: bool = False,
         progress: Any = None,
+        states: Literal["memory", "disk"] = "memory",
     ) -> BenchmarkResult:
         """Run the benchmark in an event loop of its own. See ``abench`` for the arguments.
 
@@ -131,6 +132,7 @@ class CorralRunner:
         tool_verbosity: str | None = None,
         verbose: bool = False,
         progress: Any = None,
+        states: Literal["memory", "disk"] = "memory",
     ) -> BenchmarkResult:
         """Run ``trials_per_task`` trials of every task (or of ``task_ids``) and return the result.
 
@@ -156,6 +158,8 @@ class CorralRunner:
             tool_verbosity: how much tool descriptions say: "minimal", "brief" or "full".
             verbose: show progress even where the output is no terminal.
             progress: True, False, a function called with each recorded trial, or a Progress.
+            states: "disk" leaves the states, messages and outputs of recorded trials in the session's journal, for
+                runs of very many or very talkative trials: ``result.whole_trials`` reads them from there.
 
         Raises:
             ConfigError: (a ValueError) for arguments that cannot be used; nothing was started.
@@ -170,7 +174,7 @@ class CorralRunner:
             session_id=session_id, run_name=run_name, resume=resume, retry_errors=retry_errors, retries=retries,
             seed=seed, trial_timeout=trial_timeout, tool_timeout=tool_timeout, configure_timeout=configure_timeout,
             setup_timeout=setup_timeout, close_timeout=close_timeout, tool_verbosity=tool_verbosity, verbose=verbose,
-            progress=progress,
+            progress=progress, states=states,
         )  # fmt: skip
         if settings.limits.global_trials > 1 and self._crew.is_shared:
             raise ConfigError(
@@ -203,6 +207,7 @@ class CorralRunner:
                     settings=settings.described(),
                     journal=session.journal_path,
                     metrics=self._metrics,
+                    whole=session.whole,
                 )
                 await session.conclude(result)
             return result

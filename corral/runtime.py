@@ -49,6 +49,8 @@ from corral.types import (
 
 __all__ = ["TrialRuntime", "UnknownTool", "describe", "load"]
 
+_NO_FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+
 
 class TrialRuntime:
     """Drives a fresh instance of ``environment`` through the trial of ``spec``. EnvStartError if it cannot start.
@@ -384,8 +386,8 @@ class UnknownTool(CorralError, LookupError):
 
 
 def _make_workspace(root: Path, spec: TrialSpec) -> Path:
-    task = re.sub(r"[^A-Za-z0-9_-]+", "_", spec.task_id)[:60] or "task"
-    short = re.sub(r"[^A-Za-z0-9]", "", spec.runtime_id.removeprefix("tr_"))[:12]
+    task = _NO_FILE_NAME.sub("_", spec.task_id)[:60] or "task"
+    short = "".join(filter(str.isalnum, spec.runtime_id.removeprefix("tr_")))[:12]
     path = root.absolute() / f"{task}-{spec.trial_index}-{short}"
     with failing_as(EnvStartError, f"making the workspace of task {spec.task_id!r}"):
         path.mkdir(parents=True)

@@ -28,10 +28,12 @@ from corral.connection import Connection
 from corral.crew import Crew
 from corral.episode import Episode, Unreachable
 from corral.errors import AgentError, ConfigError, ErrorRecord, FailureKind, JournalError, ProtocolError
-from corral.journal import Header, Journal, check_same, from_record, new_session_id
+from corral.journal import FILE_NAME, Header, Journal, Place, check_same, from_record, new_session_id
 from corral.plan import Plan
+from corral.records import Record
 from corral.report.progress import Progress
 from corral.report.result import BenchmarkResult
+from corral.report.shelf import Shelf, ShelvingJournal, light_trial
 from corral.scheduler import Job, Scheduler
 from corral.settings import RunSettings
 from corral.tasks import task_output
@@ -65,6 +67,10 @@ class Session:
         )  # a number that every reader of JSON keeps exactly
         self.results: dict[TrialKey, TaskTrialResult] = {}
         self._directory = checkpoint_dir / self.session_id
+        self._shelf = Shelf(self._directory / FILE_NAME) if settings.states == "disk" else None
+        """Where what was recorded is found again, if it is not kept in memory."""
+        self._outputs: dict[TrialKey, dict[str, Any]] = {}
+        """What dependents get of a trial, where its state is not kept."""
         self._settings = settings
         self._plan = plan
         self._connection = connection
@@ -96,10 +102,11 @@ class Session:
             self._journal, self.journal_path = journal, journal.path
 
             def recorded(result: TaskTrialResult) -> None:
-                self.results[result.key] = result
+                self._keep(result)
                 display.recorded(result)
 
-            collector = Collector(journal, recorded, recorded=list(self.results))
+            shelving = journal if self._shelf is None else ShelvingJournal(journal, self._shelf)
+            collector = Collector(shelving, recorded, recorded=list(self.results))
             self._collector = await stack.enter_async_context(collector)
             yield
 
@@ -124,10 +131,27 @@ class Session:
                 f"session {self.session_id!r} has results in {self._directory} already, and resume is off: "
                 "resume it, or start a new session under another id"
             )
-        journal, self._recorded_header, records = Journal.open_existing(self._directory)
+        journal, self._recorded_header, _ = Journal.open_existing(self._directory, self._recall)
         self.seed = self._recorded_header.plan["seed"]
-        self.results = {result.key: result for result in map(from_record, records)}
         return journal
+
+    def _recall(self, record: Record, place: Place) -> None:
+        result = from_record(record)
+        if self._shelf is not None:
+            self._shelf.places[result.key] = place
+        self._keep(result)
+
+    def _keep(self, result: TaskTrialResult) -> None:
+        """In memory: all of it, or what the run itself still needs."""
+        if self._shelf is not None:
+            if result.task_id in self._plan.needed:
+                self._outputs[result.key] = task_output(result.state)
+            result = light_trial(result)
+        self.results[result.key] = result
+
+    def whole(self, trial: TaskTrialResult) -> TaskTrialResult:
+        """A trial with all that was recorded of it."""
+        return trial if self._shelf is None else self._shelf.whole(trial)
 
     async def _label(self) -> str | None:
         """The model's name: the crew's word, else that of the first agent that is needed, or would be.
@@ -204,7 +228,10 @@ class Session:
     def _outputs_of(self, job: Job) -> dict[str, Any]:
         """From the records, so that a dependent gets the same after a resume."""
         parents = [TrialKey(parent, job.key.trial_index) for parent in job.info.parents]
-        return {key.task_id: task_output(self.results[key].state) for key in parents if key in self.results}
+        return {key.task_id: self._output(key) for key in parents if key in self.results}
+
+    def _output(self, key: TrialKey) -> dict[str, Any]:
+        return task_output(self.results[key].state) if self._shelf is None else self._outputs[key]
 
     async def _pending(self) -> _Pending:
         jobs: list[Job] = []

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from corral.errors import ConfigError
 from corral.journal import check_session_id
 from corral.pool.config import WorkerPoolConfig
 from corral.types import ConcurrencyConfig, Verbosity, check_count, check_seconds, check_verbosity
+
+States = Literal["memory", "disk"]
+"""Where the states and transcripts of recorded trials are kept while a run goes on."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class RunSettings:
     progress: Any
     setup_timeout: float | None = None
     close_timeout: float = 10.0
+    states: States = "memory"
 
     def described(self) -> dict[str, Any]:
         """What of it the report tells."""
@@ -78,12 +82,15 @@ def check_settings(
     progress: Any,
     setup_timeout: Any = None,
     close_timeout: Any = 10.0,
+    states: Any = "memory",
 ) -> RunSettings:
     """Settings from what the user gave; ConfigError naming the first argument that cannot be used."""
     trials = check_count(trials_per_task, "trials_per_task")
     close_limit = check_seconds(close_timeout, "close_timeout")
     if close_limit is None:
         raise ConfigError("close_timeout must be a number of seconds: a slot must not wait for ever")
+    if states not in get_args(States):
+        raise ConfigError(f'states must be "memory" or "disk", not {states!r}')
     return RunSettings(
         task_ids=_check_tasks(task_ids),
         trials_per_task=trials,
@@ -103,6 +110,7 @@ def check_settings(
         progress=True if progress is None and verbose else progress,
         setup_timeout=check_seconds(setup_timeout, "setup_timeout"),
         close_timeout=close_limit,
+        states=states,
     )
 
 

@@ -179,23 +179,32 @@ class Tool:
             return text
         import docstring_parser
 
-        parsed.meta[:] = [m for m in parsed.meta if m not in hidden]
-        return docstring_parser.compose(parsed)
+        shown = copy.copy(parsed)
+        shown.meta = [m for m in parsed.meta if m not in hidden]
+        return docstring_parser.compose(shown)
 
     def _parsed(self) -> Any:
-        import docstring_parser
+        if "docstring" not in self._cache:
+            import docstring_parser
 
-        try:
-            return docstring_parser.parse(inspect.getdoc(self.function) or "")
-        except docstring_parser.ParseError:
-            return docstring_parser.Docstring()
+            try:
+                self._cache["docstring"] = docstring_parser.parse(inspect.getdoc(self.function) or "")
+            except docstring_parser.ParseError:
+                self._cache["docstring"] = docstring_parser.Docstring()
+        return self._cache["docstring"]
+
+    def _json_schema(self) -> dict[str, Any]:
+        if "json schema" not in self._cache:
+            self._cache["json schema"] = json_schema(self._model())
+        made: dict[str, Any] = copy.deepcopy(self._cache["json schema"])
+        return made
 
     def _make_schema(self, verbosity: Verbosity) -> dict[str, Any]:
         function: dict[str, Any] = {"name": self.name}
         text = self.description(verbosity)
         if text:
             function["description"] = text
-        parameters = json_schema(self._model())
+        parameters = self._json_schema()
         if verbosity == "minimal":
             strip_text(parameters)
         else:

@@ -53,8 +53,7 @@ WORKER_SIDE = {"pool.guards", "pool.host", "pool.leaving", "pool.link", "pool.pr
                "pool.trial_process"}  # fmt: skip
 WORKER_MAY = {
     "catalogue", "data", "environment", "errors", "guide", "jobs", "pool.glance", "pool.logs", "pool.main_script",
-    "pool.wire", "process_state", "recipe", "runtime",
-    "schema", "source", "tasks", "threads", "tools", "types",
+    "pool.wire", "process_state", "recipe", "runtime", "schema", "source", "tasks", "threads", "tools", "types",
 }  # fmt: skip
 """What the worker side may import beside itself: so a worker stays small and knows nothing of the run."""
 

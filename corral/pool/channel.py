@@ -16,6 +16,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +25,7 @@ import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from corral.errors import ProtocolError
-from corral.pool.glance import Glance
+from corral.pool.glance import CHUNK, Glance
 from corral.pool.inlet import open_inlet
 from corral.pool.wire import HELLO_SIZE, Decoder, Message, Ticket, encode, read_hello
 
@@ -45,6 +46,7 @@ class Channel:
         self._decoder = Decoder()
         self._inlet = open_inlet(sock)
         self._glance = Glance(sock)
+        self._receive = partial(sock.recv, CHUNK)
         self._last_turn = perf_counter()
         """When the event loop last had its turn while this waited."""
 
@@ -63,16 +65,25 @@ class Channel:
 
     async def receive(self) -> Message:
         """Wait for the next message."""
-        while (message := self._decoder.next()) is None:
-            data = await self._some()
-            if not data:
-                raise anyio.EndOfStream
-            self._decoder.feed(data)
+        try:
+            while (message := self._decoder.next()) is None:
+                space = self._decoder.space()
+                if space is not None:
+                    size = await self._inlet.read(partial(self._socket.recv_into, space))
+                    self._decoder.fill(size)
+                else:
+                    data = await self._some()
+                    size = len(data)
+                    self._decoder.feed(data)
+                if not size:
+                    raise anyio.EndOfStream
+        except (OSError, anyio.ClosedResourceError):
+            raise anyio.EndOfStream from None
         return message
 
     async def _some(self) -> bytes:
         if (data := self._glance.take()) is None:
-            data = await self._inlet.receive()
+            data = await self._inlet.read(self._receive)
             self._glance.learn()
             self._last_turn = perf_counter()
         elif perf_counter() - self._last_turn > TURN:

@@ -7,20 +7,25 @@ wait, which is a third of what a tool call costs. There the socket stays registe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import sys
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
-from corral.pool.glance import CHUNK
+T = TypeVar("T")
 
 
 class Inlet(Protocol):
     """Where bytes come in. One task may wait at a time."""
 
-    async def receive(self) -> bytes:
-        """Some bytes, as soon as there are any; none at the end of the stream."""
+    async def read(self, take: Callable[[], T]) -> T:
+        """What ``take`` gives, which reads from the socket: called once there is something to read.
+
+        Raises OSError for a socket that failed, anyio.ClosedResourceError for one that was closed.
+        """
 
     def close(self) -> None:
         """Let go of the socket, which is about to be closed."""
@@ -43,15 +48,11 @@ class _WaitingInlet:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
 
-    async def receive(self) -> bytes:
+    async def read(self, take: Callable[[], T]) -> T:
         while True:
-            try:
-                await anyio.wait_readable(self._socket)
-                return self._socket.recv(CHUNK)
-            except BlockingIOError:
-                continue
-            except (OSError, anyio.ClosedResourceError):
-                return b""
+            await anyio.wait_readable(self._socket)
+            with contextlib.suppress(BlockingIOError):
+                return take()
 
     def close(self) -> None:
         anyio.notify_closing(self._socket)
@@ -63,19 +64,21 @@ class _RegisteredInlet:
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._socket = sock
         self._loop = loop
-        self._waiter: asyncio.Future[bytes] | None = None
+        self._waiter: asyncio.Future[Any] | None = None
+        self._take: Callable[[], Any] = lambda: None
         self._registered = False
         self._closed = False
 
-    async def receive(self) -> bytes:
+    async def read(self, take: Callable[[], T]) -> T:
         if self._closed:
-            return b""
-        self._waiter = self._loop.create_future()
+            raise anyio.ClosedResourceError
+        self._waiter = waiter = self._loop.create_future()
+        self._take = take
         if not self._registered:
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
             self._registered = True
         try:
-            return await self._waiter
+            return await waiter  # type: ignore[no-any-return]
         finally:
             self._waiter = None
 
@@ -85,11 +88,11 @@ class _RegisteredInlet:
             self._unregister()
             return
         try:
-            waiter.set_result(self._socket.recv(CHUNK))
+            waiter.set_result(self._take())
         except BlockingIOError:
             pass
-        except OSError:
-            waiter.set_result(b"")
+        except OSError as error:
+            waiter.set_exception(error)
 
     def _unregister(self) -> None:
         if self._registered:
@@ -100,4 +103,4 @@ class _RegisteredInlet:
         self._closed = True
         self._unregister()
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(b"")
+            self._waiter.set_exception(anyio.ClosedResourceError())

@@ -44,10 +44,23 @@ class Link:
     def receive(self) -> Message | None:
         """Wait for the next message; None at the end of the connection."""
         while (message := self._decoder.next()) is None:
-            if not (data := self._some()):
+            space = self._decoder.space()
+            if space is not None:
+                size = self._fill(space)
+                self._decoder.fill(size)
+            else:
+                data = self._some()
+                size = len(data)
+                self._decoder.feed(data)
+            if not size:
                 return None
-            self._decoder.feed(data)
         return message
+
+    def _fill(self, space: memoryview) -> int:
+        try:
+            return self._socket.recv_into(space, 0, socket.MSG_WAITALL)
+        except OSError:
+            return 0
 
     def _some(self) -> bytes:
         if (data := self._glance.take()) is not None:

@@ -18,7 +18,7 @@ import hmac
 import pickle
 import struct
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from corral.errors import (
     TRIAL_ERRORS,
@@ -274,6 +274,8 @@ Message = (
     | Open | Perform | Close | Finish | Done | Failed | Refused
 )  # fmt: skip
 
+_MESSAGES = frozenset(get_args(Message))
+
 # ---- frames --------------------------------------------------------------------------------------------------------
 
 _HEADER = struct.Struct("!QH")
@@ -295,11 +297,12 @@ def _packed(message: Message) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-    match value:
-        case (str() as kind, runtime_id, action, arguments) if kind == _PERFORM:
-            return Perform(runtime_id, Action(action), arguments)
-        case (str() as kind, success, result, error) if kind == _RESPONSE:
-            return Done(ToolResponse(success, result, error))
+    if type(value) is tuple and len(value) == 4:
+        kind, first, second, third = value
+        if kind == _PERFORM:
+            return Perform(first, Action(second), third)
+        if kind == _RESPONSE:
+            return Done(ToolResponse(first, second, third))
     return value
 
 
@@ -311,40 +314,43 @@ def encode(message: Message) -> list[Buffer]:
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = pickle.dumps(_packed(message), protocol=5, buffer_callback=buffers.append)
-        views: list[memoryview] = [buffer.raw() for buffer in buffers]
+        views: list[memoryview] = [buffer.raw() for buffer in buffers] if buffers else []
         if len(views) > MAX_BUFFERS:
             body, views = pickle.dumps(_packed(message), protocol=5), []
     except Exception as error:
         record = ErrorRecord.of(error)
         raise SerializationError(f"a value cannot be sent between processes: {record}", record=record) from None
-    size = len(body) + sum(view.nbytes for view in views)
+    size = len(body) + sum(view.nbytes for view in views) if views else len(body)
     if size > MAX_FRAME:
         raise SerializationError(
             f"a value of {size / 2**20:.0f} MiB is over the limit of {MAX_FRAME / 2**20:.0f} MiB for one message; "
             "write it to a file in the workspace and send its path"
         )
-    header = _HEADER.pack(len(body), len(views)) + b"".join(_LENGTH.pack(view.nbytes) for view in views)
+    header = _HEADER.pack(len(body), len(views))
+    if views:
+        header += b"".join(_LENGTH.pack(view.nbytes) for view in views)
     return [header + body, *views]
 
 
-@dataclass
-class Decoder:
-    """Bytes in, messages out. Feed it what arrives; it gives each message when it is whole."""
+LARGE = 2**18
+"""Bytes of a frame above which its bytes are received where they stay, instead of being gathered."""
 
-    _data: bytearray = field(default_factory=bytearray)
 
-    def feed(self, data: Buffer) -> None:
-        """Add bytes that arrived."""
-        self._data += data
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """Where in a frame its parts are, from the frame's first bytes."""
 
-    @property
-    def pending(self) -> bool:
-        """Whether a part of a frame is waiting for its rest."""
-        return bool(self._data)
+    start: int
+    """Of the pickle."""
+    length: int
+    """Of the pickle."""
+    sizes: tuple[int, ...]
+    """Of the buffers behind it."""
+    end: int
 
-    def next(self) -> Message | None:
-        """The next whole message, or None if more bytes are needed. ProtocolError if the bytes are no frame."""
-        data = self._data
+    @classmethod
+    def read(cls, data: bytearray) -> _Outline | None:
+        """None if more bytes are needed. ProtocolError if the bytes are no frame."""
         if len(data) < _HEADER.size:
             return None
         length, count = _HEADER.unpack_from(data)
@@ -353,28 +359,100 @@ class Decoder:
         start = _HEADER.size + count * _LENGTH.size
         if len(data) < start:
             return None
-        sizes = [_LENGTH.unpack_from(data, _HEADER.size + i * _LENGTH.size)[0] for i in range(count)]
+        sizes = tuple(_LENGTH.unpack_from(data, _HEADER.size + i * _LENGTH.size)[0] for i in range(count))
         end = start + length + sum(sizes)
         if end - start > MAX_FRAME:
             raise ProtocolError(f"a frame announces {end - start} bytes, over the limit of {MAX_FRAME}")
-        if len(data) < end:
-            return None
-        return self._take(start, length, sizes, end)
+        return cls(start, length, sizes, end)
 
-    def _take(self, start: int, length: int, sizes: list[int], end: int) -> Message:
-        # The frame's bytes are handed over as they are when they are all there is: no copy of a large array.
-        frame, self._data = (
-            (self._data, bytearray()) if len(self._data) == end else (self._data[:end], self._data[end:])
-        )
+    def message(self, frame: bytearray) -> Message:
+        """The message that a whole frame holds. Its buffers stay where they are."""
         view = memoryview(frame)
-        buffers, offset = [], start + length
-        for size in sizes:
+        buffers: list[memoryview] = []
+        offset = self.start + self.length
+        for size in self.sizes:
             buffers.append(view[offset : offset + size])
             offset += size
         try:
-            message = _unpacked(pickle.loads(view[start : start + length], buffers=buffers))
+            message: Message = _unpacked(pickle.loads(view[self.start : self.start + self.length], buffers=buffers))
         except Exception as error:
             raise ProtocolError(f"a frame cannot be read: {ErrorRecord.of(error)}") from error
-        if not isinstance(message, Message):
+        if type(message) not in _MESSAGES:
             raise ProtocolError(f"a frame holds a {type(message).__name__}, which is no message")
         return message
+
+
+@dataclass
+class _LargeFrame:
+    """A frame that is being received in its place."""
+
+    outline: _Outline
+    bytes: bytearray
+    filled: int
+
+
+@dataclass
+class Decoder:
+    """Bytes in, messages out. Give it what arrives, and take each message when it is whole.
+
+    Where ``space`` is not None, a large frame is under way: its next bytes are best received there, and told by
+    ``fill``. All others are fed.
+    """
+
+    _data: bytearray = field(default_factory=bytearray)
+    _large: _LargeFrame | None = None
+
+    def feed(self, data: Buffer) -> None:
+        """Add bytes that arrived."""
+        if self._large is None:
+            self._data += data
+            return
+        rest = memoryview(data)
+        space = self.space()
+        fits = min(space.nbytes if space else 0, rest.nbytes)
+        if space and fits:
+            space[:fits] = rest[:fits]
+            self.fill(fits)
+        self._data += rest[fits:]
+
+    def space(self) -> memoryview | None:
+        """Where the rest of the large frame goes that is under way."""
+        if self._large is None:
+            return None
+        return memoryview(self._large.bytes)[self._large.filled :]
+
+    def fill(self, size: int) -> None:
+        """So many bytes were received in the space."""
+        if self._large is not None:
+            self._large.filled += size
+
+    @property
+    def pending(self) -> bool:
+        """Whether a part of a frame is waiting for its rest."""
+        return bool(self._data) or self._large is not None
+
+    def next(self) -> Message | None:
+        """The next whole message, or None if more bytes are needed. ProtocolError if the bytes are no frame."""
+        if self._large is not None:
+            return self._next_large(self._large)
+        data = self._data
+        outline = _Outline.read(data)
+        if outline is None:
+            return None
+        if len(data) < outline.end:
+            if outline.end > LARGE:
+                frame = bytearray(outline.end)
+                frame[: len(data)] = data
+                self._large, self._data = _LargeFrame(outline, frame, len(data)), bytearray()
+            return None
+        if len(data) == outline.end:
+            self._data = bytearray()
+            return outline.message(data)
+        frame, self._data = data[: outline.end], data[outline.end :]
+        return outline.message(frame)
+
+    def _next_large(self, large: _LargeFrame) -> Message | None:
+        if large.filled < large.outline.end:
+            return None
+        self._large = None
+        return large.outline.message(large.bytes)

@@ -2,8 +2,7 @@
 
 Guarantees
     - Nothing is locked and nothing changed: a session can be looked at while it runs, or after it was killed.
-    - Transcripts, states and outputs stay on the disk until a trial is asked for whole, so memory holds about 2 KB for
-      each trial, whatever its agent said.
+    - Transcripts, states and outputs stay on the disk until a trial is asked for whole.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from corral.errors import ConfigError, JournalError, ProtocolError
+from corral.errors import ConfigError
 from corral.journal import FILE_NAME, Place, Reading, read_journal
-from corral.records import Record, decode, from_record
-from corral.report.figures import seconds_of_calls
+from corral.records import Record, from_record
 from corral.report.result import BenchmarkResult
+from corral.report.shelf import Shelf, light
 from corral.types import TaskTrialResult, TrialKey
 
 
@@ -57,20 +56,7 @@ def find_session(path: str | os.PathLike[str], checkpoint_dir: str | os.PathLike
 
 
 def _kept(record: Record, place: Place) -> tuple[TaskTrialResult, Place]:
-    return from_record(_light(record)), place
-
-
-def _light(record: Record) -> Record:
-    """A record without what only a transcript needs."""
-    state = record.get("state")
-    seconds = seconds_of_calls(state.get("tool_calls")) if isinstance(state, dict) else 0.0
-    attempts = [{**attempt, "traceback": "", "output": ""} for attempt in record.get("attempts") or ()]
-    return {
-        **record,
-        "messages": [],
-        "attempts": attempts,
-        "state": {"tool_calls": [{"duration": seconds}]} if seconds else {},
-    }
+    return from_record(light(record)), place
 
 
 def _result(reading: Reading) -> BenchmarkResult:
@@ -79,9 +65,7 @@ def _result(reading: Reading) -> BenchmarkResult:
     task_ids = run.get("task_ids") or plan.get("task_ids") or []
     most = max((key.trial_index + 1 for key in kept), default=0)
 
-    def whole(trial: TaskTrialResult) -> TaskTrialResult:
-        return _read(reading.path, trial.key, kept[trial.key][1])
-
+    shelf = Shelf(reading.path, {key: place for key, (_, place) in kept.items()})
     return BenchmarkResult.collect(
         reading.header.session,
         _with_all(task_ids, kept),
@@ -97,28 +81,13 @@ def _result(reading: Reading) -> BenchmarkResult:
         journal=Path(run.get("journal") or reading.path),
         metrics=[_Known(name, value) for name, value in (run.get("metrics") or {}).items()],
         created=datetime.fromisoformat(run.get("created") or reading.header.created),
-        whole=whole,
+        whole=shelf.whole,
     )
 
 
 def _with_all(task_ids: Iterable[str], kept: Iterable[TrialKey]) -> list[str]:
     """The planned tasks, and behind them what else has a record."""
     return list(dict.fromkeys([*task_ids, *(key.task_id for key in kept)]))
-
-
-def _read(path: Path, key: TrialKey, place: Place) -> TaskTrialResult:
-    try:
-        with path.open("rb") as file:
-            file.seek(place.offset)
-            record = decode(file.read(place.length))
-    except OSError as error:
-        raise JournalError(f"cannot read {path}: {error.strerror}") from error
-    if record is None:
-        raise JournalError(f"{path} was changed while it was read: the record of {key} is not where it was")
-    trial = from_record(record)
-    if trial.key != key:
-        raise ProtocolError(f"{path} has {trial.key} where {key} should be")
-    return trial
 
 
 class _Known:

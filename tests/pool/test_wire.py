@@ -22,6 +22,7 @@ from corral.errors import (
 from corral.pool import wire
 from corral.pool.wire import (
     HELLO_SIZE,
+    LARGE,
     MAX_BUFFERS,
     MAX_FRAME,
     Close,
@@ -142,6 +143,49 @@ def test_two_ends_paired_in_memory_answer_each_other() -> None:
 
 
 # ---- buffers ----
+
+
+@pytest.mark.parametrize("chunk", [1000, LARGE - 1, LARGE + 1, 10 * LARGE])
+def test_large_frames_between_small_ones_come_whole_however_they_are_cut(chunk: int) -> None:
+    arrays = [np.arange(10), np.arange(LARGE), np.arange(5), np.arange(2 * LARGE)]
+    data = b"".join(as_bytes(Done(array)) for array in arrays)
+    decoder, found = Decoder(), []
+    for position in range(0, len(data), chunk):
+        decoder.feed(data[position : position + chunk])
+        while (message := decoder.next()) is not None:
+            found.append(value_of(message))
+    assert not decoder.pending
+    assert [array.tolist() for array in found] == [array.tolist() for array in arrays]
+
+
+def test_the_rest_of_a_large_frame_is_received_in_its_place() -> None:
+    data = as_bytes(Done(np.arange(LARGE)))
+    decoder = Decoder()
+    decoder.feed(data[:100])
+    assert decoder.next() is None
+    space = decoder.space()
+    assert space is not None
+    assert space.nbytes == len(data) - 100
+    space[:500] = data[100:600]
+    decoder.fill(500)
+    assert decoder.next() is None
+    assert decoder.pending
+    rest = decoder.space()
+    assert rest is not None
+    rest[:] = data[600:]
+    decoder.fill(rest.nbytes)
+    message = decoder.next()
+    assert message is not None
+    assert np.shares_memory(value_of(message), np.frombuffer(space, dtype=np.uint8)), "the array was copied"
+    assert value_of(message).tolist() == list(range(LARGE))
+    assert decoder.space() is None
+
+
+def test_small_frames_are_fed() -> None:
+    decoder = Decoder()
+    decoder.feed(as_bytes(Done("x" * 1000))[:500])
+    assert decoder.next() is None
+    assert decoder.space() is None
 
 
 def test_arrays_travel_behind_the_pickle_not_in_it() -> None:

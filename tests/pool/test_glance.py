@@ -1,0 +1,156 @@
+"""A look before sleeping pays where answers come at once, stops where they do not, and loses nothing either way."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from corral.pool import glance
+from corral.pool.channel import Channel
+from corral.pool.glance import MOST_SKIPPED, Glance
+from corral.pool.link import Link
+from corral.pool.wire import Done
+
+
+class Clock:
+    """Time that goes by only where told: a step for each look at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.step = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(glance, "perf_counter", clock)
+    return clock
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def wait(look: Glance, clock: Clock, seconds: float) -> None:
+    """One wait that ends after ``seconds``, without a look."""
+    assert look.take() is None
+    clock.now += seconds
+    look.learn()
+
+
+def test_there_is_no_look_before_the_first_short_wait(pair: tuple[socket.socket, socket.socket], clock: Clock) -> None:
+    ours, theirs = pair
+    look = Glance(ours)
+    theirs.sendall(b"there already")
+    assert look.take() is None
+    clock.now += 2 * glance.GLANCE
+    look.learn()
+    assert look.take() is None
+
+
+def test_after_a_short_wait_what_is_there_is_taken_at_once(
+    pair: tuple[socket.socket, socket.socket], clock: Clock
+) -> None:
+    ours, theirs = pair
+    look = Glance(ours)
+    wait(look, clock, glance.GLANCE / 2)
+    theirs.sendall(b"at once")
+    assert look.take() == b"at once"
+    theirs.sendall(b"and again")
+    assert look.take() == b"and again"
+
+
+def test_the_end_of_the_stream_is_seen(pair: tuple[socket.socket, socket.socket], clock: Clock) -> None:
+    ours, theirs = pair
+    look = Glance(ours)
+    wait(look, clock, 0.0)
+    theirs.close()
+    assert look.take() == b""
+
+
+def test_looks_in_vain_become_rare_and_come_back(pair: tuple[socket.socket, socket.socket], clock: Clock) -> None:
+    ours, theirs = pair
+    look = Glance(ours)
+    wait(look, clock, 0.0)
+    waits_between: list[int] = []
+    skipped = 0
+    while len(waits_between) < 12:
+        clock.step = glance.GLANCE / 4
+        before = clock.now
+        assert look.take() is None
+        looked = clock.now - before > 1.5 * clock.step  # it looked at the clock more than once
+        clock.step = 0.0
+        look.learn()
+        look._pays = True  # the wait that followed was short
+        if looked:
+            waits_between.append(skipped)
+            skipped = 0
+        else:
+            skipped += 1
+    assert waits_between == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, MOST_SKIPPED, MOST_SKIPPED]
+    look._skip = 0
+    theirs.sendall(b"x")
+    assert look.take() == b"x"
+    assert look._to_skip == MOST_SKIPPED // 2
+
+
+def test_a_long_wait_ends_the_looks(pair: tuple[socket.socket, socket.socket], clock: Clock) -> None:
+    ours, theirs = pair
+    look = Glance(ours)
+    wait(look, clock, 0.0)
+    wait_that_was_long = 10 * glance.GLANCE
+    clock.step = glance.GLANCE
+    assert look.take() is None
+    clock.step = 0.0
+    clock.now += wait_that_was_long
+    look.learn()
+    theirs.sendall(b"x")
+    assert look.take() is None
+
+
+@pytest.mark.anyio
+async def test_answers_that_come_at_once_leave_others_their_turn(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    channel, turns = Channel(ours), 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.sleep(0)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(other)
+        peer = Link(theirs)
+        received = 0
+        with anyio.fail_after(30):
+            while turns < 5:
+                peer.send(Done(received))
+                assert await channel.receive() == Done(received)
+                received += 1
+        tasks.cancel_scope.cancel()
+    channel.close()
+
+
+@pytest.mark.anyio
+async def test_a_reader_that_is_cancelled_stops_even_if_answers_come_at_once(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    channel, peer = Channel(ours), Link(theirs)
+    with anyio.move_on_after(0.05) as scope:
+        while True:
+            peer.send(Done(None))
+            await channel.receive()
+    assert scope.cancelled_caught
+    channel.close()
