@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.errors import ConfigError
 from corral.pool.main_script import refuse_while_importing
-from corral.pool.wire import HostSpec
+from corral.pool.wire import HostSpec, NurserySpec
 
 UNGUARDED = (
     "{what} started while a worker imported your script, and every worker would do so again. Guard the script: "
@@ -17,6 +17,13 @@ def enter(spec: HostSpec) -> None:
     from corral.pool.host import host_main
 
     host_main(spec)
+
+
+def enter_nursery(spec: NurserySpec) -> None:
+    """Become the nursery."""
+    from corral.pool.nursery_main import nursery_main
+
+    nursery_main(spec)
 
 
 def refuse_in_worker(what: str) -> None:

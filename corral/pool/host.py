@@ -58,17 +58,26 @@ _BOOT = (
 
 
 def host_main(spec: HostSpec) -> NoReturn:
-    """The one call of a worker process. It ends with the process, never by returning."""
+    """The one call of a worker that is an interpreter of its own. It ends with the process, never by returning."""
+    lifeline, reply = os.dup(0), os.dup(1)  # anyio's pipes: closed, they would mean that this worker is dead
+    run_host(spec, lifeline, {lifeline, reply})
+
+
+def run_host(spec: HostSpec, lifeline: int, own: set[int]) -> NoReturn:
+    """Be a worker, to the end of this process.
+
+    ``lifeline`` is a descriptor that is at end-of-file once the supervisor is gone; ``own`` are all that trials must
+    not hold.
+    """
     status = 1
     try:
-        lifeline, reply = os.dup(0), os.dup(1)  # anyio's pipes: closed, they would mean that this worker is dead
         guards.become_leader()
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
         guards.adopt_orphans()
         with guards.sentinel(lifeline):
             failed = trial_process.try_main(spec.main)
-        Host(spec, Link.connect(spec.ticket), lifeline, reply).run(failed)
+        Host(spec, Link.connect(spec.ticket), lifeline, own).run(failed)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -101,11 +110,11 @@ class _Spare:
 class Host:
     """A worker's state: its environments, the trial process, the spare."""
 
-    def __init__(self, spec: HostSpec, link: Link, lifeline: int, reply: int) -> None:
+    def __init__(self, spec: HostSpec, link: Link, lifeline: int, own: set[int]) -> None:
         self._spec = spec
         self._link = link
         self._lifeline = lifeline
-        self._own = {lifeline, reply}
+        self._own = own
         self._load: Load | None = None
         self._environments: Mapping[str, Environment] | None = None
         self._child: _Child | None = None

@@ -30,7 +30,9 @@ import anyio
 from anyio import CapacityLimiter, to_process
 from anyio.abc import Process
 
+from corral.pool.entry import enter
 from corral.pool.native_threads import limited_environment
+from corral.pool.wire import HostSpec
 
 
 class _NoMainScript:
@@ -78,6 +80,10 @@ class Interpreter:
         finally:
             with anyio.CancelScope(shield=True):
                 await self._end()
+
+    async def live(self, spec: HostSpec) -> None:
+        """Be the worker of ``spec``, until it ends. See ``run``."""
+        await self.run(enter, spec)
 
     async def _open(self, command: list[str], **streams: Any) -> _Killable:
         with anyio.CancelScope(shield=True), open(self._log_path, self._log_mode) as log:

@@ -36,6 +36,11 @@ class Link:
         """The descriptor, to be watched."""
         return self._socket.fileno()
 
+    @property
+    def pending(self) -> bool:
+        """Whether more was received than was asked for: it makes the descriptor readable no more."""
+        return self._decoder.pending
+
     def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be; OSError if the other end is gone."""
         for part in encode(message):

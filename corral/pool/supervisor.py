@@ -30,10 +30,12 @@ from corral.errors import ConfigError, CorralError, EnvStartError, ErrorRecord, 
 from corral.pool.channel import Listener, open_listener
 from corral.pool.config import WorkerPoolConfig, available_cpus
 from corral.pool.entry import refuse_in_worker
+from corral.pool.interpreter import Interpreter
 from corral.pool.lease import Lease
 from corral.pool.lifecycle import WorkerEvent, WorkerState
 from corral.pool.main_script import MainScript
 from corral.pool.memory import MemoryWatch
+from corral.pool.nursery import Fork, Nursery
 from corral.pool.slots import Slot, Slots
 from corral.pool.starts import STEADY, LostStart, Streak
 from corral.pool.wire import HostSpec, Load
@@ -78,6 +80,8 @@ class PoolStatistics:
     fresh: str
     """How fresh process state is made here: "fork" or "spawn"."""
     workers: tuple[WorkerStatistics, ...]
+    nursery_pid: int | None = None
+    """The process of which workers are forked, while there is one."""
 
 
 class WorkerPool:
@@ -119,6 +123,8 @@ class WorkerPool:
             self._main = MainScript.of_this_process()
             self._starts = anyio.CapacityLimiter(available_cpus())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            self._nursery = Nursery(self._folder, self._listener, self._limiter, self._tasks)
+            stack.enter_context(self._nursery.lifeline())
             stack.push_async_callback(self._shut_down)
             self.memory = MemoryWatch(self.config.memory_bytes)
             self._tasks.start_soon(self.memory.watch, self._slots.all)
@@ -231,8 +237,9 @@ class WorkerPool:
         async with self._starts:
             began = time.monotonic()
             visitor = self._listener.expect()
-            worker = Worker(self._spec_of(slot, visitor.ticket), visitor, self._listener, self._limiter)
+            spec = self._spec_of(slot, visitor.ticket)
             try:
+                worker = Worker(spec, visitor, self._listener, await self._interpreter_for(spec))
                 loaded = await worker.start(self._tasks, self._load, self.config.start_timeout, self._what)
             finally:
                 self._listener.forget(visitor)
@@ -248,6 +255,11 @@ class WorkerPool:
             slot.advance(WorkerEvent.LEASE)
         self._slots.hand_out()
         return worker
+
+    async def _interpreter_for(self, spec: HostSpec) -> Interpreter | Fork:
+        if await self._nursery.is_ready():
+            return self._nursery.worker(spec.log_path, keep_log=spec.keep_log)
+        return Interpreter(spec.log_path, keep_log=spec.keep_log, limiter=self._limiter)
 
     def _spec_of(self, slot: Slot, ticket: Any) -> HostSpec:
         work_root = self._folder / f"slot-{slot.index}"
@@ -268,6 +280,7 @@ class WorkerPool:
                         if slot.worker is not None:
                             stopping.start_soon(slot.worker.stop)
             self._slots.hand_out()
+            await self._nursery.close()
             self._tasks.cancel_scope.cancel()
 
     # ---- what it tells ----
@@ -284,6 +297,7 @@ class WorkerPool:
             restarts=sum(slot.restarts for slot in slots),
             fresh=self.fresh,
             workers=tuple(_statistics_of(slot) for slot in slots),
+            nursery_pid=self._nursery.pid,
         )
 
 

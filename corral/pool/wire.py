@@ -95,6 +95,23 @@ class HostSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class NurserySpec:
+    """What the nursery is started with."""
+
+    ticket: Ticket
+    log_path: str
+    lifeline: str
+    """A path that its forks hold open: its other end is the supervisor's."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """To the nursery: fork the worker of ``spec``. Its reports name it by its ticket's number."""
+
+    spec: HostSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """To a worker: build the environments. ``builder`` is a cloudpickled function without arguments."""
 
@@ -133,7 +150,7 @@ class StartProcess:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStarted:
-    """From a worker: the trial process of ticket ``number`` runs."""
+    """From a worker: the trial process of ticket ``number`` runs. From the nursery: the worker of that ticket does."""
 
     number: int
     pid: int
@@ -141,7 +158,10 @@ class ProcessStarted:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """From a worker: the trial process of ticket ``number`` ended and nothing of it is left."""
+    """From a worker: the trial process of ticket ``number`` ended and nothing of it is left.
+
+    From the nursery: the worker of that ticket ended, and how.
+    """
 
     number: int
     status: int | None
@@ -270,7 +290,7 @@ class Closed:
 
 
 Message = (
-    Load | Loaded | LoadFailed | StartProcess | ProcessStarted | ProcessEnded
+    StartWorker | Load | Loaded | LoadFailed | StartProcess | ProcessStarted | ProcessEnded
     | Open | Perform | Close | Finish | Done | Failed | Refused
 )  # fmt: skip
 

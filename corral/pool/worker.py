@@ -20,7 +20,7 @@ import signal
 from typing import Any
 
 import anyio
-from anyio import BrokenWorkerProcess, CapacityLimiter
+from anyio import BrokenWorkerProcess
 from anyio.abc import TaskGroup
 
 from corral.errors import (
@@ -32,9 +32,9 @@ from corral.errors import (
     WorkerDied,
 )
 from corral.pool.channel import Channel, Listener, Visitor
-from corral.pool.entry import enter
 from corral.pool.interpreter import Interpreter
 from corral.pool.logs import as_text, tail
+from corral.pool.nursery import Fork
 from corral.pool.processes import descendants, find_process, is_stopped, see_off, signal_all
 from corral.pool.starts import ENDED, LostStart, SlowStart, with_output
 from corral.pool.wire import (
@@ -205,15 +205,15 @@ class TrialProcess:
 
 
 class Worker:
-    """A worker process: one long call of ``anyio.to_process``, which connects back."""
+    """A worker process, which connects back: one long call of ``anyio.to_process``, or a fork of the nursery."""
 
-    def __init__(self, spec: HostSpec, visitor: Visitor, listener: Listener, limiter: CapacityLimiter) -> None:
+    def __init__(self, spec: HostSpec, visitor: Visitor, listener: Listener, interpreter: Interpreter | Fork) -> None:
         self.slot = spec.slot
         self.gone = anyio.Event()
         self._spec = spec
         self._visitor = visitor
         self._listener = listener
-        self._interpreter = Interpreter(spec.log_path, keep_log=spec.keep_log, limiter=limiter)
+        self._interpreter = interpreter
         # Both are ended by ``kill`` and what follows from it alone: a cancelled pool still needs them to end in order.
         self._scope = anyio.CancelScope(shield=True)
         self._listening = anyio.CancelScope(shield=True)
@@ -270,7 +270,7 @@ class Worker:
     async def _call(self) -> None:
         try:
             with self._scope:
-                await self._interpreter.run(enter, self._spec)
+                await self._interpreter.live(self._spec)
         except BrokenWorkerProcess as error:
             self._cause = error.__cause__ or error
         except Exception as error:

@@ -170,15 +170,16 @@ async def test_one_death_is_one_leases_death() -> None:
 
 async def test_death_while_the_trial_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     def build() -> Any:
+        worker = os.getpid()
+
         class Fragile(pool_envs.Lab):
             def __init__(self, task_id: str) -> None:
                 super().__init__(task_id)
-                if os.getppid() != supervisor:  # only in a trial process
+                if os.getpid() != worker:  # only in a trial process
                     os._exit(5)
 
         return {"a": Fragile("a")}
 
-    supervisor = os.getpid()
     async with pool(build, fresh="fork") as workers, workers.lease() as lease:
         with pytest.raises(WorkerDied, match="exit code 5 during set-up of a#0"):
             await opened(lease)

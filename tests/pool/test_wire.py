@@ -31,6 +31,7 @@ from corral.pool.wire import (
     Done,
     Failed,
     Finish,
+    HostSpec,
     Load,
     Loaded,
     LoadFailed,
@@ -42,6 +43,7 @@ from corral.pool.wire import (
     ProcessStarted,
     Refused,
     StartProcess,
+    StartWorker,
     Ticket,
     encode,
     read_hello,
@@ -51,6 +53,7 @@ from corral.types import Action, TaskInfo, TrialSpec
 TICKET = Ticket("/tmp/pool.sock", 7, b"s" * 32)
 
 MESSAGES: list[Message] = [
+    StartWorker(HostSpec(TICKET, 0, "/tmp/slot-0", "/tmp/slot-0.log", False)),
     Load(b"builder", "auto"),
     Loaded({"a": TaskInfo("a", "process", ("b",))}, "fork", ("left open",)),
     LoadFailed(ErrorRecord("ImportError", "no such module", "Traceback ...")),
