@@ -64,7 +64,7 @@ class OpenTrial:
     def remember(self, value: Any, arguments: tuple[Any, ...]) -> None:
         """What a call gave."""
         if isinstance(value, ToolResponse) and len(self.calls) < CALLS_KEPT:
-            name, given = (to_data(part, "a record", arrays="describe") for part in arguments)
+            name, given = arguments[0], to_data(arguments[1], "a record", arrays="describe")
             result = to_data(value.result, "a record", arrays="describe")  # an array itself could be large
             self.calls.append(ToolCall(name, given, value.success, result, value.error))
         if isinstance(value, TaskTrialResult):

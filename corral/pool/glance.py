@@ -2,10 +2,10 @@
 
 Purpose
     A process that sleeps is woken by its peer in about 20 us where that is on another processor, twice per tool call:
-    more than all the rest of a short call takes. So who waits for what came at once the last time looks again and again
+    more than all the rest of a short call takes. So who waits for what came soon the last time looks again and again
     for GLANCE, and sleeps only then.
 Guarantees
-    At most GLANCE of a processor per wait, and only where the last wait was as short: a tool that computes, or a model
+    At most GLANCE of a processor per wait, and only where the last wait was SHORT: a tool that computes, or a model
     that thinks, costs one such look and no more. Where processors are short the peer does not come while this one
     looks: a look in vain is followed by waits without one, up to MOST_SKIPPED of them.
 """
@@ -16,9 +16,11 @@ import socket
 from time import perf_counter
 
 GLANCE = 100e-6
-"""Seconds. Long enough for the answer of a tool that does next to nothing, woken up on another processor."""
-MOST_SKIPPED = 512
-"""Waits. What looks in vain cost at the worst: GLANCE by this, 0.2 us per wait."""
+"""Seconds. Long enough for the answer of a tool that does next to nothing."""
+SHORT = 300e-6
+"""Seconds. A wait that is worth a look: that of an answer within GLANCE, and of two processes being woken up for it."""
+MOST_SKIPPED = 64
+"""Waits. What looks in vain cost at the worst: GLANCE by this, 1.6 us per wait."""
 CHUNK = 2**16
 """Bytes taken at once."""
 
@@ -64,4 +66,4 @@ class Glance:
 
     def learn(self) -> None:
         """The bytes have come: whether they came at once decides what the next ``take`` does."""
-        self._pays = perf_counter() - self._began < GLANCE
+        self._pays = perf_counter() - self._began < SHORT

@@ -18,7 +18,7 @@ import hmac
 import pickle
 import struct
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from corral.errors import (
     TRIAL_ERRORS,
@@ -356,8 +356,7 @@ LARGE = 2**18
 """Bytes of a frame above which its bytes are received where they stay, instead of being gathered."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Outline:
+class _Outline(NamedTuple):
     """Where in a frame its parts are, from the frame's first bytes."""
 
     start: int
@@ -379,7 +378,9 @@ class _Outline:
         start = _HEADER.size + count * _LENGTH.size
         if len(data) < start:
             return None
-        sizes = tuple(_LENGTH.unpack_from(data, _HEADER.size + i * _LENGTH.size)[0] for i in range(count))
+        sizes = ()
+        if count:
+            sizes = tuple(_LENGTH.unpack_from(data, _HEADER.size + i * _LENGTH.size)[0] for i in range(count))
         end = start + length + sum(sizes)
         if end - start > MAX_FRAME:
             raise ProtocolError(f"a frame announces {end - start} bytes, over the limit of {MAX_FRAME}")
