@@ -1,7 +1,7 @@
 """WORKER SIDE. The nursery's main loop: fork a worker when asked, say how each one ended.
 
 It holds what a worker needs of Corral's own, and nothing of the user's; so its forks are new interpreters to the user's
-code, but for the time that importing Corral takes.
+code, but for the time that importing Corral takes. That includes pydantic, half of it: few environments have no tools.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import NoReturn
 from corral.pool import guards, host
 from corral.pool.link import Link
 from corral.pool.wire import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
+from corral.tools import Tool
 
 
 def nursery_main(spec: NurserySpec) -> NoReturn:
@@ -27,6 +28,7 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         guards.become_leader()
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
+        Tool(_sample).schema()  # loads what describes tools
         if guards.thread_count() == 1:
             gc.collect()
             gc.freeze()  # forks share these pages for as long as the collector does not touch them
@@ -35,6 +37,11 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def _sample(number: int) -> int:
+    """A tool like any."""
+    return number
 
 
 class _Nursery:
