@@ -1,7 +1,8 @@
 """WORKER SIDE. The nursery's main loop: fork a worker when asked, say how each one ended.
 
 It holds what a worker needs of Corral's own, and nothing of the user's; so its forks are new interpreters to the user's
-code, but for the time that importing Corral takes. That includes pydantic, half of it: few environments have no tools.
+code, but for the time that importing Corral takes, and what it needs to unpickle a builder and to describe environments
+and their tools: pydantic is half of it.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 import random
 import select
 import traceback
 import warnings
 from typing import NoReturn
 
+from corral.environment import Environment
 from corral.pool import guards, host
 from corral.pool.link import Link
 from corral.pool.wire import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
-from corral.tools import Tool
+from corral.runtime import describe, load
+from corral.tools import tool
 
 
 def nursery_main(spec: NurserySpec) -> NoReturn:
@@ -28,7 +32,7 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         guards.become_leader()
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
-        Tool(_sample).schema()  # loads what describes tools
+        _warm_up()
         if guards.thread_count() == 1:
             gc.collect()
             gc.freeze()  # forks share these pages for as long as the collector does not touch them
@@ -39,9 +43,20 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         os._exit(0)
 
 
-def _sample(number: int) -> int:
-    """A tool like any."""
-    return number
+class _Sample(Environment):
+    """An environment like any."""
+
+    @tool
+    def repeat(self, text: str, times: int = 1) -> str:
+        """A tool like any."""
+        return text * times
+
+
+def _warm_up() -> None:
+    """Load and compile what every worker will need, by a use of it."""
+    import cloudpickle
+
+    describe(load(pickle.loads(cloudpickle.dumps(lambda: {"sample": _Sample("sample")}))))
 
 
 class _Nursery:
