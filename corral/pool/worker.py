@@ -223,6 +223,8 @@ class Worker:
         self._output = b""
         """The last that it, or a trial process of its, printed, once it is gone."""
         self._channel: Channel | None = None
+        self._finishing = False
+        """Whether it was told to end what it started, close its connection and wait for its kill."""
         self._processes: dict[int, TrialProcess] = {}
 
     @property
@@ -380,15 +382,17 @@ class Worker:
             for process in list(self._processes.values()):
                 await process.finish(KILL_PATIENCE)
             if self._channel is not None and not self.gone.is_set():
+                self._finishing = True
                 with anyio.move_on_after(KILL_PATIENCE), contextlib.suppress(anyio.EndOfStream):
                     await self._channel.send(Finish())
                     await self.gone.wait()
             await self.kill()
 
     async def _end(self) -> None:
-        """Its connection is gone: let it end, so that it is known how; kill it if it does not."""
-        with anyio.move_on_after(LAST_WORDS, shield=True):
-            await self.gone.wait()
+        """Its connection is gone: let it end, so that it is known how; kill it if it does not, or was told to wait."""
+        if not self._finishing:
+            with anyio.move_on_after(LAST_WORDS, shield=True):
+                await self.gone.wait()
         await self.kill()
 
     async def kill(self) -> None:
