@@ -29,28 +29,39 @@ class Unreachable:
     """The task that did not succeed, from which the way leads there: ``broken_by`` itself, or further up."""
 
 
+class Links:
+    """Linked tasks, in plan order. All rounds of them share one: there may be a hundred thousand."""
+
+    __slots__ = ("children", "parents", "place")
+
+    def __init__(self, parents: Mapping[str, Iterable[str]]) -> None:
+        """``parents`` maps each task to the tasks whose outputs it uses, all of them among the linked."""
+        self.parents = {task_id: tuple(dict.fromkeys(needed)) for task_id, needed in parents.items()}
+        self.place = {task_id: place for place, task_id in enumerate(self.parents)}
+        self.children: dict[str, list[str]] = {task_id: [] for task_id in self.parents}
+        for task_id, needed in self.parents.items():
+            for parent in needed:
+                self.children[parent].append(task_id)
+
+
 class Episode:
     """The tasks of one round, in plan order, and how far they are."""
 
-    def __init__(self, episode_id: str, trial_index: int, parents: Mapping[str, Iterable[str]]) -> None:
-        """``parents`` maps each task of the episode to the tasks whose outputs it uses, all of the episode."""
+    __slots__ = ("_broken", "_links", "_open", "_waits_for", "episode_id", "trial_index")
+
+    def __init__(self, episode_id: str, trial_index: int, links: Links) -> None:
         self.episode_id = episode_id
         self.trial_index = trial_index
-        self._parents = {task_id: tuple(dict.fromkeys(needed)) for task_id, needed in parents.items()}
-        self._place = {task_id: place for place, task_id in enumerate(self._parents)}
-        self._waits_for = {task_id: len(needed) for task_id, needed in self._parents.items()}
-        self._children: dict[str, list[str]] = {task_id: [] for task_id in self._parents}
-        for task_id, needed in self._parents.items():
-            for parent in needed:
-                self._children[parent].append(task_id)
-        self._open = set(self._parents)
+        self._links = links
+        self._waits_for = {task_id: len(needed) for task_id, needed in links.parents.items() if needed}
+        self._open = set(links.parents)
         self._broken: dict[str, tuple[int, str]] = {}
         """Of each broken task: how many steps it is from the one that failed, and which that is."""
 
     @property
     def is_chain(self) -> bool:
         """Whether it has more than one task."""
-        return len(self._parents) > 1
+        return len(self._links.parents) > 1
 
     @property
     def is_over(self) -> bool:
@@ -60,11 +71,11 @@ class Episode:
     @property
     def tasks(self) -> list[str]:
         """Its tasks, in plan order."""
-        return list(self._parents)
+        return list(self._links.parents)
 
     def ready(self) -> list[str]:
         """The tasks that can start before anything has ended."""
-        return [task_id for task_id, needed in self._parents.items() if not needed]
+        return [task_id for task_id, needed in self._links.parents.items() if not needed]
 
     def ended(self, task_id: str, *, succeeded: bool) -> tuple[list[str], list[Unreachable]]:
         """A task has ended: which tasks can start now, and which never will, each with its nearest broken parent."""
@@ -90,10 +101,10 @@ class Episode:
 
     def _last_awaited(self, parent: str) -> list[str]:
         """Those of its children that have waited for no other parent any more."""
-        for child in self._children[parent]:
+        for child in self._links.children[parent]:
             self._waits_for[child] -= 1
-        return [child for child in self._children[parent] if not self._waits_for[child]]
+        return [child for child in self._links.children[parent] if not self._waits_for[child]]
 
     def _nearest_broken(self, task_id: str) -> str | None:
-        broken = [parent for parent in self._parents[task_id] if parent in self._broken]
-        return min(broken, key=lambda parent: (self._broken[parent][0], self._place[parent]), default=None)
+        broken = [parent for parent in self._links.parents[task_id] if parent in self._broken]
+        return min(broken, key=lambda parent: (self._broken[parent][0], self._links.place[parent]), default=None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from corral.episode import Episode
+from corral.episode import Episode, Links
 from corral.errors import ConfigError, TaskGraphError
 from corral.tasks import connected_components, missing_parents, topological_order
 from corral.types import ConcurrencyMode, TaskInfo, TrialKey
@@ -45,10 +45,10 @@ class Plan:
     def episodes(self) -> Iterator[Episode]:
         """Every episode: round by round, in each round every group of linked tasks."""
         parents = {task_id: info.parents for task_id, info in self.tasks.items()}
-        groups = connected_components(parents)
+        groups = [(group[0], Links({task: parents[task] for task in group})) for group in connected_components(parents)]
         for index in range(self.trials_per_task):
-            for group in groups:
-                yield Episode(f"{group[0]}#{index}", index, {task_id: parents[task_id] for task_id in group})
+            for first, links in groups:
+                yield Episode(f"{first}#{index}", index, links)
 
 
 def make_plan(catalogue: Mapping[str, TaskInfo], selection: tuple[str, ...] | None, trials_per_task: int) -> Plan:

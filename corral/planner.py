@@ -61,7 +61,7 @@ def episode_resource(episode_id: str) -> str:
     return f"episode:{episode_id}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One trial that wants to start, and what it needs for that."""
 

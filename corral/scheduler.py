@@ -14,7 +14,7 @@ Assumption: ``run_trial`` gives a result whatever happens to the trial; what it 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ from corral.planner import (
 from corral.types import ConcurrencyConfig, TaskInfo, TaskTrialResult, TrialKey
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """One trial to run."""
 
@@ -49,7 +49,7 @@ class Job:
     planned_at: float = 0.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Course:
     """What the driver keeps of an episode that is not over."""
 
@@ -99,6 +99,7 @@ class Scheduler:
         self._jobs: dict[TrialKey, Job] = {}
         self._courses: dict[str, _Course] = {}
         self._recorded: Mapping[TrialKey, bool] = {}
+        self._demands_of: dict[tuple[str, str | None, tuple[str, ...]], Mapping[str, int]] = {}
 
     @property
     def waiting(self) -> int:
@@ -118,9 +119,12 @@ class Scheduler:
         self._recorded = recorded
         for job in jobs:
             self._jobs[job.key] = job
-            self._courses.setdefault(job.episode.episode_id, _Course(job.episode))
-            self._planner.resize(task_resource(job.key.task_id), self._limits.per_task)
-            self._planner.resize(episode_resource(job.episode.episode_id), 1)
+            if job.episode.episode_id not in self._courses:
+                self._courses[job.episode.episode_id] = _Course(job.episode)
+                if job.episode.is_chain:
+                    self._planner.resize(episode_resource(job.episode.episode_id), 1)
+        for task_id in {key.task_id for key in self._jobs}:
+            self._planner.resize(task_resource(task_id), self._limits.per_task)
         try:
             async with anyio.create_task_group() as tasks:
                 for course in list(self._courses.values()):
@@ -144,10 +148,10 @@ class Scheduler:
             self._forget(episode)
 
     def _enqueue(self, job: Job) -> None:
-        course, needs = self._course_of(job), self._demands(job)
-        request = Request(job.key, needs, job.order)
+        course = self._course_of(job)
+        request = Request(job.key, self._demands(job), job.order)
         if self._uses_slot(job):
-            with_slot = Request(job.key, {**needs, SLOT: 1}, job.order)
+            with_slot = Request(job.key, self._demands(job, SLOT), job.order)
             if course.slot_holder is None:
                 request = with_slot
             if job.episode.is_chain:
@@ -160,8 +164,17 @@ class Scheduler:
     def _uses_slot(self, job: Job) -> bool:
         return self._has_pool and job.info.mode == "process"
 
-    def _demands(self, job: Job) -> dict[str, int]:
-        needs = {GLOBAL: 1, task_resource(job.key.task_id): 1}
+    def _demands(self, job: Job, *more: str) -> Mapping[str, int]:
+        """What a trial needs, and one of each of ``more``. All trials of a task without links share one mapping."""
+        if job.episode.is_chain:
+            return self._fresh_demands(job, more)
+        kind = (job.key.task_id, job.model, more)
+        if kind not in self._demands_of:
+            self._demands_of[kind] = self._fresh_demands(job, more)
+        return self._demands_of[kind]
+
+    def _fresh_demands(self, job: Job, more: tuple[str, ...]) -> dict[str, int]:
+        needs = {GLOBAL: 1, task_resource(job.key.task_id): 1} | dict.fromkeys(more, 1)
         if job.info.mode == "serial":  # nothing runs beside it
             needs[GLOBAL] = self._limits.global_trials
         if job.info.mode == "serial" or (job.info.mode == "process" and not self._has_pool):
@@ -252,8 +265,10 @@ class Scheduler:
         else:
             self._planner.release(job.key)
 
-    async def _skip(self, episode: Episode, lost: Iterable[Unreachable]) -> None:
+    async def _skip(self, episode: Episode, lost: Sequence[Unreachable]) -> None:
         """Record what is cut off, all at once: so many records share their way to the disk."""
+        if not lost:
+            return
         async with anyio.create_task_group() as tasks:
             for item in lost:
                 key = TrialKey(item.task_id, episode.trial_index)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from corral.episode import Episode, Unreachable
+from corral.episode import Episode, Links, Unreachable
 from corral.errors import ProtocolError
 
 
 def episode(**parents: Iterable[str]) -> Episode:
-    return Episode("e", 0, {task: tuple(needed) for task, needed in parents.items()})
+    return Episode("e", 0, Links({task: tuple(needed) for task, needed in parents.items()}))
 
 
 def test_a_diamond_from_top_to_end() -> None:
@@ -95,7 +95,7 @@ def test_every_task_ends_exactly_once_on_any_graph(seed: int) -> None:
 
 def play(parents: dict[str, list[str]], bad: set[str], dice: random.Random) -> dict[str, str]:
     """Of each task: "good", "bad", or the parent that it names; its running tasks end in a random order."""
-    each = Episode("e", 0, parents)
+    each = Episode("e", 0, Links(parents))
     running, outcome = each.ready(), dict[str, str]()
     while running:
         task = running.pop(dice.randrange(len(running)))
@@ -153,7 +153,7 @@ def lines_run(shape: str, size: int, succeeded: bool) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        each = Episode("e", 0, graphs[shape])
+        each = Episode("e", 0, Links(graphs[shape]))
         running = deque(each.ready())
         while running:
             running += each.ended(running.popleft(), succeeded=succeeded)[0]

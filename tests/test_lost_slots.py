@@ -10,7 +10,7 @@ import pytest
 
 from corral import CorralRunner
 from corral.agents import ScriptedAgent
-from corral.episode import Episode, Unreachable
+from corral.episode import Episode, Links, Unreachable
 from corral.errors import EnvStartError
 from corral.pool import WorkerPoolConfig
 from corral.pool.lifecycle import WorkerEvent
@@ -83,7 +83,7 @@ def jobs(*chains: str, modes: str = "", models: str = "") -> list[Job]:
     made: list[Job] = []
     for chain in chains:
         parents = {task: tuple(chain[number - 1 : number]) for number, task in enumerate(chain)}
-        episode = Episode(chain, 0, parents)
+        episode = Episode(chain, 0, Links(parents))
         for task in chain:
             info = TaskInfo(task, "thread" if task in modes else "process", parents[task])
             made.append(Job(TrialKey(task, 0), info, episode, len(made), "m" if task in models else None))

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from corral.episode import Episode, Unreachable
+from corral.episode import Episode, Links, Unreachable
 from corral.planner import CONFIGURE, GATE, GLOBAL, SLOT, Planner, model_resource, task_resource
 from corral.scheduler import Job, Scheduler
 from corral.types import ConcurrencyConfig, TaskInfo, TaskTrialResult, TrialKey
@@ -62,7 +62,7 @@ def jobs(tasks: Mapping[str, TaskInfo], *groups: str, rounds: int = 1, model: st
     made: list[Job] = []
     for index in range(rounds):
         for group in groups or tuple(tasks):
-            episode = Episode(f"{group}#{index}", index, {task: tasks[task].parents for task in group})
+            episode = Episode(f"{group}#{index}", index, Links({task: tasks[task].parents for task in group}))
             made += [Job(TrialKey(task, index), tasks[task], episode, len(made), model) for task in group]
     return made
 

@@ -31,7 +31,7 @@ from corral.collector import Collector
 from corral.connection import Connection, connect
 from corral.crew import Crew
 from corral.environment import Environment
-from corral.episode import Episode
+from corral.episode import Episode, Links
 from corral.errors import ConfigError, ProtocolError
 from corral.journal import Header, Journal
 from corral.pool.config import available_cpus
@@ -205,7 +205,7 @@ class _Regrading:
         for order, key in enumerate(self._known):
             # Parents' outputs are recorded: every trial is an episode of its own, and needs nothing set up outside.
             info = replace(self._connection.catalogue[key.task_id], configures=False)
-            episode = Episode(f"{key}", key.trial_index, {key.task_id: ()})
+            episode = Episode(f"{key}", key.trial_index, Links({key.task_id: ()}))
             yield Job(key, info, episode, order, planned_at=now)
 
     async def _again(self, job: Job, configured: Callable[[], None]) -> TaskTrialResult:
