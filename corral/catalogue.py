@@ -25,6 +25,13 @@ def describe(environments: Any) -> dict[str, TaskInfo]:
     }
 
 
+def warm_up(environments: Mapping[str, Environment]) -> None:
+    """Work out what agents are told of every tool, once for all trial processes that are forked later."""
+    for env in environments.values():
+        for each in env.get_tools().values():
+            each.prepare_schema()
+
+
 def _checked(environments: Any) -> Mapping[str, Environment]:
     if not isinstance(environments, Mapping):
         raise ConfigError(f"environments must be a mapping of task id to Environment, not {environments!r:.80}")

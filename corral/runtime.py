@@ -19,7 +19,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from corral.catalogue import describe, failing_as, load
+from corral.catalogue import describe, failing_as, load, warm_up
 from corral.data import to_data
 from corral.environment import Environment
 from corral.errors import (
@@ -47,7 +47,7 @@ from corral.types import (
     check_verbosity,
 )
 
-__all__ = ["TrialRuntime", "UnknownTool", "describe", "load"]
+__all__ = ["TrialRuntime", "UnknownTool", "describe", "load", "warm_up"]
 
 _NO_FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 

@@ -31,6 +31,10 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _UNSET: Any = inspect.Parameter.empty
 
 
+def _schema_key(verbosity: Verbosity) -> str:
+    return f"schema {check_verbosity(verbosity)}"
+
+
 class InvalidArguments(CorralError, ValueError):
     """An agent's call does not fit the tool's signature; says which argument and why."""
 
@@ -158,11 +162,14 @@ class Tool:
 
     def schema(self, verbosity: Verbosity = "brief") -> dict[str, Any]:
         """The tool as an OpenAI function schema. The caller may change what it gets."""
-        key = f"schema {check_verbosity(verbosity)}"
-        if key not in self._cache:
-            self._cache[key] = self._make_schema(verbosity)
-        made: dict[str, Any] = copy.deepcopy(self._cache[key])
+        self.prepare_schema(verbosity)
+        made: dict[str, Any] = copy.deepcopy(self._cache[_schema_key(verbosity)])
         return made
+
+    def prepare_schema(self, verbosity: Verbosity = "brief") -> None:
+        """Work the schema out ahead of time: it takes a millisecond or more, and processes that are forked keep it."""
+        if _schema_key(verbosity) not in self._cache:
+            self._cache[_schema_key(verbosity)] = self._make_schema(verbosity)
 
     def description(self, verbosity: Verbosity = "brief") -> str:
         """Its text: none, the first paragraph of the docstring, or all of it without the hidden arguments."""

@@ -16,27 +16,25 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import pickle
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from socket import socketpair
 from typing import NoReturn
 
 from corral.environment import Environment
-from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, describe_exit
+from corral.errors import EnvStartError, ProtocolError
 from corral.pool import guards, leaving, printed, trial_process
 from corral.pool.link import Link
 from corral.pool.logs import tail
+from corral.pool.spare import Spare, fork_spare, start_spare
 from corral.pool.wire import (
     Finish,
     HostSpec,
@@ -48,13 +46,8 @@ from corral.pool.wire import (
     StartProcess,
     Ticket,
 )
-from corral.runtime import describe, load
+from corral.runtime import describe, load, warm_up
 from corral.types import FreshMode
-
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); from corral.pool.trial_process import spare_main; "
-    "spare_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[5]))"
-)
 
 
 def host_main(spec: HostSpec) -> NoReturn:
@@ -76,7 +69,7 @@ def run_host(spec: HostSpec, lifeline: int, own: set[int]) -> NoReturn:
         guards.redirect_output(spec.log_path)
         guards.adopt_orphans()
         with guards.sentinel(lifeline):
-            failed = trial_process.try_main(spec.main)
+            failed = None if spec.stays_clean else trial_process.try_main(spec.main)
         Host(spec, Link.connect(spec.ticket), lifeline, own).run(failed)
         status = 0
     except BaseException:
@@ -98,15 +91,6 @@ class _Child:
     log_start: int
 
 
-@dataclass
-class _Spare:
-    """A new interpreter that waits, warm, for a lease."""
-
-    process: subprocess.Popen[bytes]
-    link: Link
-    loaded: bool = False
-
-
 class Host:
     """A worker's state: its environments, the trial process, the spare."""
 
@@ -117,8 +101,10 @@ class Host:
         self._own = own
         self._load: Load | None = None
         self._environments: Mapping[str, Environment] | None = None
+        self._is_clean = spec.stays_clean
+        """Whether nothing of the user's was ever loaded here."""
         self._child: _Child | None = None
-        self._spare: _Spare | None = None
+        self._spare: Spare | None = None
         self._helpers = guards.child_pids()
         """Processes that the main script, and loading the environments, started: trials need them."""
 
@@ -147,17 +133,23 @@ class Host:
             except BaseException as error:
                 self._link.send(trial_process.load_failed(error))
                 return False
-        if not spawned and answer.fresh == "spawn":
+        self._load = replace(request, described=True)  # from now on
+        if not spawned and isinstance(answer, Loaded) and answer.fresh == "spawn":
             self._start_spare()
         self._link.send(answer)
-        return True
+        return isinstance(answer, Loaded)
 
     def _load_here(self, request: Load) -> Loaded:
+        if self._is_clean:
+            self._is_clean = False
+            if failed := trial_process.try_main(self._spec.main):
+                raise EnvStartError.because("importing the main script", failed.record)
         before = guards.open_resources()
         children = guards.child_pids()
         environments = load(pickle.loads(request.builder))
         self._helpers |= guards.child_pids() - children
-        catalogue = describe(environments)
+        catalogue = {} if request.described else describe(environments)
+        warm_up(environments)
         opened = set(guards.open_resources().items()) - set(before.items())
         notes = tuple(
             f"loading the environments left {what} open; forked trials would share it: "
@@ -263,46 +255,32 @@ class Host:
 
     # ---- the spare ----
 
-    def _start_spare(self) -> _Spare:
+    def _start_spare(self) -> Spare:
         assert self._load is not None
-        ours, theirs = socketpair()
-        with theirs:
-            number = theirs.fileno()
-            command = [sys.executable, "-u", "-c", _BOOT, str(number), str(os.getpid()), self._spec.work_root]
-            told = [json.dumps(sys.path), json.dumps(self._spec.main and astuple(self._spec.main))]
-            process = subprocess.Popen([*command, *told], pass_fds=[number], stdin=subprocess.DEVNULL, process_group=0)
-        self._spare = _Spare(process, Link(ours))
-        self._spare.link.send(self._load)
+        if self._is_clean and guards.thread_count() == 1:
+            self._spare = fork_spare(self._spec, self._load, [*self._own, self._link.fileno()])
+        else:
+            self._spare = start_spare(self._spec, self._load)
         return self._spare
 
-    def _ask_spare(self, spare: _Spare) -> Loaded:
-        """Wait until the spare has loaded; EnvStartError if it could not. Gives up when the supervisor is gone."""
+    def _ask_spare(self, spare: Spare) -> Loaded | LoadFailed:
+        """Wait until the spare has loaded, or failed to and is gone. Gives up when the supervisor is gone."""
         poll = select.poll()
         poll.register(spare.link.fileno(), select.POLLIN)
         poll.register(self._lifeline, 0)
         if any(descriptor == self._lifeline for descriptor, _ in poll.poll()):
             raise ConnectionError("the supervisor is gone")
-        answer = spare.link.receive()
-        if isinstance(answer, Loaded):
-            spare.loaded = True
-            return answer
-        self._spare = None
-        spare.process.wait()
-        what = f"the interpreter {describe_exit(spare.process.returncode)}"
-        if isinstance(answer, LoadFailed) and answer.refused:
-            raise ConfigError(answer.record.message)
-        record = answer.record if isinstance(answer, LoadFailed) else ErrorRecord("ProcessEnded", what)
-        raise EnvStartError.because("loading the environments in a new interpreter", record)
+        answer = spare.answer()
+        if not spare.loaded:
+            self._spare = None
+        return answer
 
     def _hand_to_spare(self, ticket: Ticket) -> int:
         spare = self._spare or self._start_spare()
-        if not spare.loaded:
-            self._ask_spare(spare)
-        spare.link.send(StartProcess(ticket, "spawn"))
-        spare.link.close()
+        if not spare.loaded and isinstance(answer := self._ask_spare(spare), LoadFailed):
+            raise EnvStartError.because("loading the environments in a new interpreter", answer.record)
         self._spare = None
-        spare.process.returncode = 0  # reaped by pid, like a fork: the object need not wait for it
-        return spare.process.pid
+        return spare.hand_over(ticket)
 
     # ---- the end of a trial process ----
 
@@ -312,7 +290,7 @@ class Host:
         os.close(child.watch)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)  # what it started and left in its group
-        guards.end_children(self._helpers | ({self._spare.process.pid} if self._spare else set()))
+        guards.end_children(self._helpers | ({self._spare.pid} if self._spare else set()))
         self._clear_workspaces()
         output, log_end = tail(self._spec.log_path, child.log_start, printed.OUTPUT_TAIL)
         self._link.send(

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,7 +38,7 @@ from corral.pool.memory import MemoryWatch
 from corral.pool.nursery import Fork, Nursery
 from corral.pool.slots import Slot, Slots
 from corral.pool.starts import STEADY, LostStart, Streak
-from corral.pool.wire import HostSpec, Load
+from corral.pool.wire import HostSpec, Load, Ticket
 from corral.pool.worker import Worker
 from corral.scratch import scratch_folder
 from corral.source import describe_builder
@@ -237,10 +237,11 @@ class WorkerPool:
         async with self._starts:
             began = time.monotonic()
             visitor = self._listener.expect()
-            spec = self._spec_of(slot, visitor.ticket)
             try:
+                spec = self._spec_of(slot, visitor.ticket)
                 worker = Worker(spec, visitor, self._listener, await self._interpreter_for(spec))
-                loaded = await worker.start(self._tasks, self._load, self.config.start_timeout, self._what)
+                load = replace(self._load, described=bool(self.catalogue))
+                loaded = await worker.start(self._tasks, load, self.config.start_timeout, self._what)
             finally:
                 self._listener.forget(visitor)
         if self._is_closing():  # it was ready at the moment at which the pool closed, and nobody else knows of it
@@ -261,13 +262,14 @@ class WorkerPool:
             return self._nursery.worker(spec.log_path, keep_log=spec.keep_log)
         return Interpreter(spec.log_path, keep_log=spec.keep_log, limiter=self._limiter)
 
-    def _spec_of(self, slot: Slot, ticket: Any) -> HostSpec:
+    def _spec_of(self, slot: Slot, ticket: Ticket) -> HostSpec:
         work_root = self._folder / f"slot-{slot.index}"
         work_root.mkdir(exist_ok=True)
         keep = self.config.log_dir is not None
         logs = Path(self.config.log_dir) if self.config.log_dir is not None else self._folder
         log_path = (logs / f"slot-{slot.index}.log").resolve()
-        return HostSpec(ticket, slot.index, str(work_root), str(log_path), keep, self._main)
+        spawns = self.config.fresh == "spawn"
+        return HostSpec(ticket, slot.index, str(work_root), str(log_path), keep, self._main, stays_clean=spawns)
 
     async def _shut_down(self) -> None:
         self._closing = True

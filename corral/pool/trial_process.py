@@ -160,16 +160,16 @@ def run(link: Link, server: TrialServer) -> NoReturn:
         os._exit(status)
 
 
-def spare_main(descriptor: int, parent: int, work_root: str, main: tuple[str, str | None] | None) -> NoReturn:
+def spare_main(descriptor: int, parent: int, work_root: str, main: MainScript | None) -> NoReturn:
     """A new interpreter: import the main script, load the environments, then wait to be handed a ticket."""
     guards.die_with_parent(parent)
     guards.ignore_terminal_signals()
     guards.reopen_streams()
-    failed = try_main(MainScript(*main) if main else None)
+    failed = try_main(main)
     control = Link(socket.socket(fileno=descriptor))
     match control.receive():
-        case Load(builder, _, reused) if failed is None:
-            environments = _load_spare(control, builder)
+        case Load(_, _, reused) as request if failed is None:
+            environments = _load_spare(control, request)
         case Load() if failed is not None:
             control.send(failed)
             os._exit(1)
@@ -183,10 +183,10 @@ def spare_main(descriptor: int, parent: int, work_root: str, main: tuple[str, st
             os._exit(0)
 
 
-def _load_spare(control: Link, builder: bytes) -> Mapping[str, Environment]:
+def _load_spare(control: Link, request: Load) -> Mapping[str, Environment]:
     try:
-        environments: Mapping[str, Environment] = load(pickle.loads(builder))
-        control.send(Loaded(describe(environments), "spawn"))
+        environments: Mapping[str, Environment] = load(pickle.loads(request.builder))
+        control.send(Loaded({} if request.described else describe(environments), "spawn"))
     except BaseException as error:
         control.send(load_failed(error))
         os._exit(1)

@@ -92,6 +92,8 @@ class HostSpec:
     """Whether the log is kept from trial to trial; else it holds the current trial's output only."""
     main: MainScript | None = None
     """What it imports before it connects."""
+    stays_clean: bool = False
+    """Whether it loads nothing of the user's, so that new interpreters for its leases can be forks of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ class Load:
     fresh: FreshMode
     reused: bool = False
     """Whether one process serves many leases: then it says what each trial leaves behind."""
+    described: bool = False
+    """Whether the pool knows the catalogue already: then the worker's is empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ from corral.tools import tool
 stained: list[str] = []
 """A module global, as a simulation library would have one."""
 
+LOADED_IN = os.getpid()
+"""The process that imported this module."""
+
 
 class Lab(Environment):
     """Runs anything."""
