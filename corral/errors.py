@@ -23,6 +23,7 @@ The class writes the sentence; a raise site passes facts only. Who is to blame s
     │   ├── InfrastructureError           what an agent depends on failed: its endpoint, quota or connection
     │   ├── NotRun                        an upstream task of the chain failed
     │   └── Cancelled                     the run was stopped first
+    ├── NoSlot                            nobody: the pool has lost slots, and the trial waits for another one
     └── ProtocolError                     Corral itself: please report it
 """
 
