@@ -157,6 +157,7 @@ class Host:
             for _, what in sorted(opened)
         )
         self._environments = environments
+        guards.reopen_streams()  # whatever the user's code made of them: forks begin with these
         gc.collect()
         gc.freeze()  # forks share these pages for as long as the collector does not touch them
         return Loaded(catalogue, self._soundest(request.fresh), notes)
@@ -241,7 +242,6 @@ class Host:
             self._link.close()
             if self._spare is not None:
                 self._spare.link.close()
-            guards.reopen_streams()
             leaving.begin_anew()
             environments, load_of = self._environments, self._load
             assert environments is not None

@@ -17,6 +17,7 @@ import ctypes
 import io
 import os
 import sys
+from functools import cache
 
 from corral.pool.logs import as_text, tail
 
@@ -77,22 +78,28 @@ def flush() -> None:
             with contextlib.suppress(OSError, ValueError):  # its descriptor was closed, or it was
                 stream.flush()
     if (out := _c_stdout()) is not None:
-        ctypes.CDLL(None).fflush(out)
+        _libc().fflush(out)
 
 
 def buffer_c_by_lines() -> None:
     """Let C's standard output write line by line, as Python's does: a crash must not take with it what was printed."""
     if (out := _c_stdout()) is not None:
-        ctypes.CDLL(None).setvbuf(out, None, _LINES, 0)
+        _libc().setvbuf(out, None, _LINES, 0)
 
 
 _LINES = 1
 """_IOLBF of every libc that is known."""
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    """Opened once: forks share it."""
+    return ctypes.CDLL(None)
+
+
 def _c_stdout() -> ctypes.c_void_p | None:
     name = "__stdoutp" if sys.platform == "darwin" else "stdout"
     try:
-        return ctypes.c_void_p.in_dll(ctypes.CDLL(None), name)
+        return ctypes.c_void_p.in_dll(_libc(), name)
     except (ValueError, OSError, TypeError):
         return None
