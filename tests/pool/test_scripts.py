@@ -131,7 +131,7 @@ LOADING_TO_FORK = """
 
     def build():
         note()
-        if "spare_main" not in " ".join(sys.orig_argv):
+        if os.getsid(0) == os.getpid():  # as a worker does, and no trial process
             import re
             WORK
         return {"a": Forked("a")}
@@ -198,7 +198,7 @@ def test_a_killed_supervisor_takes_its_busy_workers_with_it(tmp_path: Path, fres
 @pytest.mark.parametrize("work", [SLEEP, REGEX], ids=["sleep", "regex"])
 def test_a_killed_supervisor_takes_its_loading_workers_with_it(tmp_path: Path, fresh: str, work: str) -> None:
     script = Script(tmp_path, LOADING.replace("FRESH", repr(fresh)).replace("WORK", work))
-    process, pids = watch(script, lambda: script.wait_for(2 if fresh == "fork" else 3))
+    process, pids = watch(script, lambda: script.wait_for(2))
     end(process, signal.SIGKILL)
     assert remain(pids) == []
 
