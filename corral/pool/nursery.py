@@ -37,7 +37,7 @@ MAX_LOSSES = 2
 """Nurseries in a row that may end without having made a worker, before there are no more."""
 PATIENCE = 10.0
 """Seconds that a nursery may take to start, or to fork, before the worker is made in another way."""
-STATUS_PATIENCE = 1.0
+STATUS_PATIENCE = 1.5
 """Seconds to wait for the nursery's word on how a worker ended."""
 
 

@@ -59,6 +59,9 @@ FINISH_PATIENCE = 10.0
 """Seconds that a trial process may take to close its trials and end."""
 LAST_WORDS = 0.2
 """Seconds between the signal that makes a hung process write where it hangs, and its kill."""
+REPORT_PATIENCE = 2.0
+"""Seconds to wait for the report of how a trial process ended whose connection is gone."""
+
 STOPPED_AFTER = 1.0
 """Seconds after which a worker that does not answer is looked at: whether it was stopped."""
 
@@ -122,7 +125,7 @@ class TrialProcess:
 
     async def reason(self, phase: str, said: str = "") -> TrialError:
         """Why there is no answer. ``said``: what is wrong with what came instead."""
-        with anyio.move_on_after(1.0):
+        with anyio.move_on_after(REPORT_PATIENCE):
             await self.ended.wait()
         lost = not self.ended.is_set()
         await self.kill()
