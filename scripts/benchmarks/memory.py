@@ -19,12 +19,14 @@ from benchmarks.measuring import Memory, count, descendants
 from benchmarks.pools import serving
 from benchmarks.report import Report, progress
 
-BASE = "bare interpreter with anyio, cloudpickle, pydantic"
+BASE = "bare interpreter with anyio, cloudpickle, a pydantic model"
 BARE = {
     "bare interpreter": "",
     "bare interpreter with anyio, cloudpickle": "import anyio, cloudpickle",
-    BASE: "import anyio, cloudpickle, pydantic",
+    "bare interpreter with anyio, cloudpickle, pydantic": "import anyio, cloudpickle, pydantic",
+    BASE: "import anyio, cloudpickle, pydantic\nclass Model(pydantic.BaseModel):\n    text: str",
 }
+"""Most of pydantic is loaded with the first model, such as that of a tool's arguments."""
 SUPERVISOR = (
     "import anyio\n"
     "from benchmarks.environments import build_work\n"
