@@ -59,8 +59,10 @@ FINISH_PATIENCE = 10.0
 """Seconds that a trial process may take to close its trials and end."""
 LAST_WORDS = 0.2
 """Seconds between the signal that makes a hung process write where it hangs, and its kill."""
-REPORT_PATIENCE = 2.0
+REPORT_PATIENCE = 1.0
 """Seconds to wait for the report of how a trial process ended whose connection is gone."""
+LOSS_PATIENCE = 3.0
+"""Seconds to wait for it where the worker's connection is gone too, and it is being found out how that ended."""
 
 STOPPED_AFTER = 1.0
 """Seconds after which a worker that does not answer is looked at: whether it was stopped."""
@@ -127,6 +129,9 @@ class TrialProcess:
         """Why there is no answer. ``said``: what is wrong with what came instead."""
         with anyio.move_on_after(REPORT_PATIENCE):
             await self.ended.wait()
+        if self._worker.is_lost and not self.ended.is_set():
+            with anyio.move_on_after(LOSS_PATIENCE):
+                await self.ended.wait()
         lost = not self.ended.is_set()
         await self.kill()
         end = self.end
@@ -226,6 +231,8 @@ class Worker:
         self._output = b""
         """The last that it, or a trial process of its, printed, once it is gone."""
         self._channel: Channel | None = None
+        self.is_lost = False
+        """Whether its connection is gone."""
         self._finishing = False
         """Whether it was told to end what it started, close its connection and wait for its kill."""
         self._processes: dict[int, TrialProcess] = {}
@@ -332,6 +339,7 @@ class Worker:
                 while True:
                     self._take(await self._channel.receive())
         except (anyio.EndOfStream, ProtocolError):
+            self.is_lost = True
             await self._end()
 
     def _take(self, report: Message) -> None:
