@@ -20,18 +20,17 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import anyio
-from anyio import BrokenWorkerProcess, CapacityLimiter
+from anyio import BrokenWorkerProcess, CancelScope, CapacityLimiter
 from anyio.abc import TaskGroup
 
 from corral.errors import ProtocolError
-from corral.pool.channel import Channel, Listener
+from corral.pool.channel import Channel, Listener, Visitor
 from corral.pool.entry import enter_nursery
 from corral.pool.interpreter import Interpreter
 from corral.pool.processes import is_stopped
-from corral.pool.wire import Finish, HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
+from corral.pool.wire import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
 
 MAX_LOSSES = 2
 """Nurseries in a row that may end without having made a worker, before there are no more."""
@@ -51,10 +50,12 @@ class Nursery:
         self._limiter = limiter
         self._tasks = tasks
         self._losses = 0 if sys.platform == "linux" else MAX_LOSSES
+        self._has_ended = False
         self._starting = anyio.Lock()
-        self._scope = anyio.CancelScope()
         self._interpreter: Interpreter | None = None
         self._channel: Channel | None = None
+        self._scope = anyio.CancelScope()
+        """Of the interpreter that is there, as the event that it is gone: another one gets its own."""
         self._gone = anyio.Event()
         self._forks: dict[int, Fork] = {}
 
@@ -83,7 +84,7 @@ class Nursery:
     async def is_ready(self) -> bool:
         """Whether it can fork now; one is started if need be."""
         async with self._starting:
-            if self._channel is None and self._losses < MAX_LOSSES:
+            if self._channel is None and self._losses < MAX_LOSSES and not self._has_ended:
                 await self._start()
             return self._channel is not None
 
@@ -93,7 +94,7 @@ class Nursery:
         self._interpreter = Interpreter(log_path, keep_log=False, limiter=self._limiter)
         self._gone, self._scope = anyio.Event(), anyio.CancelScope(shield=True)
         spec = NurserySpec(visitor.ticket, log_path, self._lifeline)
-        self._tasks.start_soon(self._live, self._interpreter, spec, visitor.give_up)
+        self._tasks.start_soon(self._live, self._interpreter, spec, self._scope, self._gone, visitor)
         try:
             with anyio.move_on_after(PATIENCE):
                 await visitor.arrived.wait()
@@ -106,14 +107,16 @@ class Nursery:
         else:
             self._tasks.start_soon(self._listen, self._channel)
 
-    async def _live(self, interpreter: Interpreter, spec: NurserySpec, give_up: Any) -> None:
+    async def _live(
+        self, interpreter: Interpreter, spec: NurserySpec, scope: CancelScope, gone: anyio.Event, visitor: Visitor
+    ) -> None:
         try:
-            with self._scope, contextlib.suppress(BrokenWorkerProcess, OSError):
+            with scope, contextlib.suppress(BrokenWorkerProcess, OSError):
                 await interpreter.run(enter_nursery, spec)
         finally:
-            give_up()
-            self._lose()
-            self._gone.set()
+            visitor.give_up()
+            self._lose(visitor.channel)
+            gone.set()
 
     async def _listen(self, channel: Channel) -> None:
         with contextlib.suppress(anyio.EndOfStream, ProtocolError), anyio.CancelScope(shield=True):
@@ -128,16 +131,16 @@ class Nursery:
                             fork.has_ended(end.status)
                     case other:
                         raise ProtocolError(f"the nursery reported a {type(other).__name__}")
-        self._lose()
+        self._lose(channel)
 
-    def _lose(self) -> None:
-        """It makes no more workers, and says no more of those it made."""
-        if (channel := self._channel) is not None:
+    def _lose(self, channel: Channel | None) -> None:
+        """The nursery at the other end makes no more workers, and says no more of those it made."""
+        made = [fork for fork in self._forks.values() if fork.made_by is channel]
+        if channel is not None and channel is self._channel:
             self._channel = None
             channel.close()
-            if not any(fork.pid for fork in self._forks.values()):
-                self._losses += 1
-        for fork in self._forks.values():
+            self._losses += not any(fork.pid for fork in made)
+        for fork in made:
             fork.nursery_gone()
 
     def worker(self, log_path: str, *, keep_log: bool) -> Fork:
@@ -147,7 +150,7 @@ class Nursery:
     async def fork(self, spec: HostSpec, fork: Fork) -> None:
         """Have ``fork`` made. Returns when its pid is known, or will never be."""
         number = spec.ticket.number
-        self._forks[number] = fork
+        self._forks[number], fork.made_by = fork, self._channel
         try:
             with anyio.move_on_after(PATIENCE) as limit, contextlib.suppress(anyio.EndOfStream):
                 if self._channel is not None:
@@ -163,15 +166,17 @@ class Nursery:
         """That worker is over."""
         self._forks.pop(number, None)
 
+    async def end(self) -> None:
+        """End it, and make no other."""
+        self._has_ended = True
+        await self.close()
+
     async def close(self) -> None:
-        """End it. Its workers go on."""
+        """End the interpreter that is there. Its workers go on."""
         with anyio.CancelScope(shield=True):
             interpreter, self._interpreter = self._interpreter, None
             if interpreter is None:
                 return
-            if self._channel is not None:
-                with contextlib.suppress(anyio.EndOfStream):
-                    await self._channel.send(Finish())
             self._scope.cancel()
             await self._gone.wait()
 
@@ -188,6 +193,8 @@ class Fork:
         """Where in the log its output begins."""
         self.settled = anyio.Event()
         """Its pid is known, or will never be."""
+        self.made_by: Channel | None = None
+        """The connection of the nursery that was asked for it."""
         self._told = anyio.Event()
         """How it ended is known, or will never be."""
         self._handle: int | None = None

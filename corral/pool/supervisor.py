@@ -258,8 +258,11 @@ class WorkerPool:
         return worker
 
     async def _interpreter_for(self, spec: HostSpec) -> Interpreter | Fork:
+        """What the worker of ``spec`` is to live in. EnvStartError once the pool is closing."""
         if await self._nursery.is_ready():
             return self._nursery.worker(spec.log_path, keep_log=spec.keep_log)
+        if self._is_closing():
+            raise EnvStartError("the worker pool is closed")
         return Interpreter(spec.log_path, keep_log=spec.keep_log, limiter=self._limiter)
 
     def _spec_of(self, slot: Slot, ticket: Ticket) -> HostSpec:
@@ -282,7 +285,7 @@ class WorkerPool:
                         if slot.worker is not None:
                             stopping.start_soon(slot.worker.stop)
             self._slots.hand_out()
-            await self._nursery.close()
+            await self._nursery.end()
             self._tasks.cancel_scope.cancel()
 
     # ---- what it tells ----

@@ -110,3 +110,14 @@ async def test_a_nursery_that_cannot_start_costs_two_tries(monkeypatch: pytest.M
         assert workers.statistics().nursery_pid is None
         assert all(pid is not None and lives(pid) for pid in pids)
         assert {psutil.Process(pid).ppid() for pid in pids if pid} == {os.getpid()}
+
+
+async def test_a_pool_that_closes_while_a_worker_is_replaced_ends() -> None:
+    """At every moment of it: no new nursery is made behind the back of the one that is being ended."""
+    for number in range(20):
+        with anyio.fail_after(30):
+            async with pool() as workers:
+                pid = workers.statistics().workers[0].pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                await anyio.sleep(0.001 * number)
