@@ -117,6 +117,17 @@ def orphans(mark: str) -> tuple[int, float]:
     return len(left), time.monotonic() - began
 
 
+def workers() -> list[psutil.Process]:
+    """The pool's workers: below this process, each leads a session, as does the nursery, of which they are forks.
+
+    A nursery without a worker counts as one: it may be hit too.
+    """
+    below = psutil.Process().children(recursive=True)
+    leaders = {process.pid: process for process in below if os.getsid(process.pid) == process.pid}
+    nurseries = {process.ppid() for process in leaders.values()}
+    return [process for pid, process in leaders.items() if pid not in nurseries]
+
+
 class Killer:
     """A thread that kills the worker of one random place in the pool, or its trial process, again and again."""
 
@@ -140,15 +151,14 @@ class Killer:
             self._thread.join()
 
     def _run(self) -> None:
-        own = psutil.Process()
         while not self._begun.exists() and not self._stop.wait(0.02):
             pass  # a first worker that is killed again and again says that there can be no pool at all
         while not self._stop.wait(self._every):
             # A place is drawn, not a process: or, with few workers left, each kill would hit one that only just starts.
             place = self._dice.randrange(self._size)
             trials_too = self._dice.random() < 0.5
-            with suppress(psutil.Error, IndexError):
-                victim = sorted(own.children(), key=lambda process: process.pid)[place]
+            with suppress(psutil.Error, ProcessLookupError, IndexError):
+                victim = sorted(workers(), key=lambda process: process.pid)[place]
                 below = victim.children() if trials_too else []
                 (below[0] if below else victim).kill()
                 self.kills["trial processes" if below else "workers"] += 1
