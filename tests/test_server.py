@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,20 +19,10 @@ import pytest
 from corral import CorralRouter, create_benchmark_server
 from corral.errors import ConfigError, EnvStartError, NotFound, SubmissionError, ToolTimeout, WorkerDied
 from corral.protocol import KEY_HEADER, WAIT_HEADER
-from tests.support.serving import Served, serving
+from tests.support.serving import Served, serving, until
 
 ENVS = "tests.support.server_envs"
 ODD = "dir/with space"
-DEADLINE = 10.0
-
-
-def until(condition: Callable[[], Any], within: float = DEADLINE) -> Any:
-    """Wait for what another process does."""
-    end = time.monotonic() + within
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.02)
-    return value
 
 
 @pytest.fixture(scope="module")

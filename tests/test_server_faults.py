@@ -11,9 +11,10 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,14 @@ from corral import CorralRouter
 from corral.errors import WorkerDied
 from corral.front import SWEEP
 from corral.protocol import KEY_HEADER, WAIT_HEADER
+from tests.support import serving as support
 from tests.support.raw_http import connected, request, until_closed
 from tests.support.serving import ROOT, Served, serving
 
 ENVS = "tests.support.server_envs"
 IDLE = 0.6
+until = partial(support.until, within=15.0)
 TOUCH = "import pathlib, time\npathlib.Path({began!r}).touch()\ntime.sleep(600)"
-
-
-def until(condition: Callable[[], Any], within: float = 15.0) -> Any:
-    end = time.monotonic() + within
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.02)
-    return value
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -23,7 +21,7 @@ import pytest
 from corral import CorralRouter
 from corral.errors import InfrastructureError, NotFound
 from corral.protocol import Draining
-from tests.support.serving import ROOT, serving
+from tests.support.serving import ROOT, serving, until
 
 ENVS = "tests.support.server_envs"
 HANG = """
@@ -31,14 +29,6 @@ import pathlib, time
 pathlib.Path({began!r}).touch()
 while not pathlib.Path({go!r}).exists(): time.sleep(0.01)
 result = 'ended'"""
-
-
-def until(condition: Callable[[], Any], within: float = 10.0) -> Any:
-    end = time.monotonic() + within
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.02)
-    return value
 
 
 def command(*arguments: str, within: float = 30, **env: str) -> subprocess.CompletedProcess[str]:

@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 START = 40.0
@@ -66,3 +68,12 @@ def _read(process: subprocess.Popen[str], lines: list[str]) -> None:
     assert process.stderr is not None
     for line in process.stderr:
         lines.append(line.rstrip("\n"))
+
+
+def until(condition: Callable[[], Any], within: float = 10.0) -> Any:
+    """What ``condition`` gives, as soon as it is true: wait for what another process does."""
+    end = time.monotonic() + within
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
+    return value
