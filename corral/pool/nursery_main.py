@@ -2,7 +2,7 @@
 
 It holds what a worker needs of Corral's own, and nothing of the user's; so its forks are new interpreters to the user's
 code, but for the time that importing Corral takes, and what it needs to unpickle a builder and to describe environments
-and their tools: pydantic is half of it.
+and their tools. pydantic is left out: most environments never need it.
 """
 
 from __future__ import annotations
