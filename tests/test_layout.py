@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "corral"
 
 LAYERS: list[set[str]] = [
-    {"errors", "shell"},
+    {"errors", "lean", "shell"},
     {"types"},
     {
         "arguments", "blame", "bodies", "calls", "counters", "data", "guard", "guests", "guide", "jobs", "listening",
@@ -52,7 +52,7 @@ IMPURE = {
 WORKER_SIDE = {"pool.guards", "pool.host", "pool.leaving", "pool.link", "pool.nursery_main", "pool.printed",
                "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
 WORKER_MAY = {
-    "arguments", "catalogue", "data", "environment", "errors", "guide", "jobs", "pool.glance", "pool.logs",
+    "arguments", "catalogue", "data", "environment", "errors", "guide", "jobs", "lean", "pool.glance", "pool.logs",
     "pool.main_script", "pool.wire", "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",
     "threads", "tools", "types",
 }  # fmt: skip

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ import anyio
 import cloudpickle
 
 from corral.errors import ConfigError, CorralError, EnvStartError, ErrorRecord, ProtocolError, SerializationError
+from corral.lean import dataclass
 from corral.pool.channel import Listener, open_listener
 from corral.pool.config import WorkerPoolConfig, available_cpus
 from corral.pool.entry import refuse_in_worker
@@ -123,7 +124,9 @@ class WorkerPool:
             self._main = MainScript.of_this_process()
             self._starts = anyio.CapacityLimiter(available_cpus())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
-            self._nursery = Nursery(self._folder, self._listener, self._limiter, self._tasks)
+            self._nursery = Nursery(
+                self._folder, self._listener, self._limiter, self._tasks, by_value=b"cloudpickle" in self._load.builder
+            )
             stack.enter_context(self._nursery.lifeline())
             stack.push_async_callback(self._shut_down)
             self.memory = MemoryWatch(self.config.memory_bytes)

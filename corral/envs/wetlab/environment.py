@@ -240,9 +240,7 @@ class WetlabEnvironment(Environment):
         return self.bench.titrate(vessel, titrant, volume_ml, steps)
 
     @tool
-    def solubility_scan(
-        self, vessel: str, titrant: str, points: Annotated[int, Ge(1), Le(120)] = 60
-    ) -> dict[str, Any]:
+    def solubility_scan(self, vessel: str, titrant: str, points: Annotated[int, Ge(1), Le(120)] = 60) -> dict[str, Any]:
         """Set up many small tubes with the same liquid and more and more titrant: where their look changes.
 
         Args:
