@@ -6,10 +6,11 @@ Purpose
     time that the environments themselves take to load.
 Guarantees
     * The nursery loads nothing of the user's: no main script, no builder. To these, a fork of it is a new interpreter.
-    * Workers need the nursery only to be made: they live on without it. When it is gone, the next one that is needed
-      has another nursery made.
+    * Workers need the nursery only until they have loaded: then they live on without it. When it is gone, those that
+      were loading are replaced, and the next one that is needed has another nursery made.
     * Where there can be none (no fork, a thread in it, MAX_LOSSES in a row), workers are interpreters of their own.
-    * A fork has a lifeline of its own to the supervisor: a FIFO whose other end nobody else holds.
+    * It holds a lifeline to the supervisor, and so do its forks: a FIFO whose other end nobody else holds. When the
+      supervisor is gone it ends its workers that do not end by themselves.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ import gc
 import os
 import random
 import select
+import signal
+import time
 import traceback
 import warnings
 from typing import NoReturn
@@ -22,6 +24,9 @@ from corral.pool.link import Link
 from corral.pool.wire import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
 from corral.runtime import describe, load
 from corral.tools import tool
+
+PATIENCE = 2.5
+"""Seconds that workers may take to end by themselves when the supervisor is gone."""
 
 
 def nursery_main(spec: NurserySpec) -> NoReturn:
@@ -64,6 +69,7 @@ class _Nursery:
         self._spec = spec
         self._link = link
         self._pipes = pipes
+        self._lifeline = os.open(spec.lifeline, os.O_RDONLY | os.O_NONBLOCK)
         self._workers: dict[int, tuple[int, int]] = {}
         """By a descriptor that becomes readable when it ends: a worker's number and its pid."""
 
@@ -77,7 +83,23 @@ class _Nursery:
             for descriptor in ready & self._workers.keys():
                 self._report_end(descriptor)
             if self._link.fileno() in ready and not self._serve():
-                return
+                break
+        if guards.is_at_end(self._lifeline, PATIENCE):
+            self._see_off()
+
+    def _see_off(self) -> None:
+        """The supervisor is gone: workers that have loaded end by themselves, and all below them; others may not."""
+        deadline = time.monotonic() + PATIENCE
+        poll = select.poll()
+        for descriptor in self._workers:
+            poll.register(descriptor, select.POLLIN)
+        while self._workers and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1000):
+                poll.unregister(descriptor)
+                _, pid = self._workers.pop(descriptor)
+                os.waitpid(pid, 0)
+        for _, pid in self._workers.values():
+            os.killpg(pid, signal.SIGKILL)
 
     def _serve(self) -> bool:
         """Do what is asked; False when there is nothing more to do."""
@@ -88,22 +110,22 @@ class _Nursery:
         return False
 
     def _start(self, spec: HostSpec) -> None:
+        nursery = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12 on: threads; there are none
             pid = os.fork()
         if pid == 0:
-            self._become_worker(spec)
+            self._become_worker(spec, nursery)
         self._workers[os.pidfd_open(pid)] = spec.ticket.number, pid
         self._link.send(ProcessStarted(spec.ticket.number, pid))
 
-    def _become_worker(self, spec: HostSpec) -> NoReturn:
+    def _become_worker(self, spec: HostSpec, nursery: int) -> NoReturn:
         try:
             self._link.close()
             for descriptor in (*self._pipes, *self._workers):
                 os.close(descriptor)
-            lifeline = os.open(self._spec.lifeline, os.O_RDONLY | os.O_NONBLOCK)
             random.seed()
-            host.run_host(spec, lifeline, {lifeline})
+            host.run_host(spec, self._lifeline, {self._lifeline}, nursery)
         finally:
             os._exit(1)
 

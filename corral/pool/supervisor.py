@@ -3,8 +3,9 @@
 Guarantees
     * A slot whose worker is gone gets a new one at once. One whose workers fail in a row, at their start or before they
       are used, gets the next ones later, and is given up in the end: ``starts.Streak`` says when.
-    * Starts are staggered: at most as many at once as there are processors. The first worker starts alone and describes
-      the environments, so a builder that cannot work costs MAX_STARTS processes, not MAX_STARTS per slot.
+    * Starts are staggered: at most as many at once as there are processors. The first worker loads alone and describes
+      the environments. The others are made meanwhile where that is by fork, but load nothing before it has: a builder
+      that cannot work runs MAX_STARTS times, not MAX_STARTS times per slot.
     * Leaving the pool ends every worker and all that it started, within SHUTDOWN_PATIENCE plus a kill.
 Assumptions
     Time-outs of what runs in a lease are its holder's business: fail after, kill, spawn.
@@ -105,6 +106,8 @@ class WorkerPool:
         self._what = f"building the environments ({describe_builder(build_envs)})"
         self._load = Load(_pickle(build_envs), self.config.fresh, reused=self.config.reuse == "worker")
         self._slots = Slots()
+        self._described = anyio.Event()
+        """Set once a worker has loaded, and so described the environments."""
         self._closing = False
 
     async def __aenter__(self) -> Self:
@@ -131,8 +134,8 @@ class WorkerPool:
             stack.push_async_callback(self._shut_down)
             self.memory = MemoryWatch(self.config.memory_bytes)
             self._tasks.start_soon(self.memory.watch, self._slots.all)
-            await self._start_first()
             self.resize(self.config.workers)
+            await self._first_ready()
             self._stack = stack.pop_all()
 
     async def __aexit__(
@@ -143,9 +146,8 @@ class WorkerPool:
         with unwrapped():
             return await self._stack.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
-    async def _start_first(self) -> None:
-        slot = self._slots.add()
-        self._tasks.start_soon(self._keep, slot)
+    async def _first_ready(self) -> None:
+        slot = self._slots.all[0]
         await slot.ready.wait()
         if slot.error is not None:
             raise self._fatal or slot.error
@@ -210,7 +212,7 @@ class WorkerPool:
                 continue
             if isinstance(failure, ConfigError):
                 self._fatal = failure
-            pause = streak.pause_after(failure, time.monotonic(), loaded=bool(self.catalogue))
+            pause = streak.pause_after(failure, time.monotonic(), loaded=self._described.is_set())
             if self._fatal or pause is None:
                 slot.error = streak.reason(failure)
                 slot.advance(WorkerEvent.GIVE_UP)
@@ -237,28 +239,50 @@ class WorkerPool:
 
     async def _start_worker(self, slot: Slot) -> Worker:
         slot.advance(WorkerEvent.START)
+        worker = await self._spawn_worker(slot)
+        try:
+            await self._may_load(slot)
+        except BaseException:
+            await worker.kill()
+            raise
         async with self._starts:
             began = time.monotonic()
-            visitor = self._listener.expect()
-            try:
-                spec = self._spec_of(slot, visitor.ticket)
-                worker = Worker(spec, visitor, self._listener, await self._interpreter_for(spec))
-                load = replace(self._load, described=bool(self.catalogue))
-                loaded = await worker.start(self._tasks, load, self.config.start_timeout, self._what)
-            finally:
-                self._listener.forget(visitor)
+            load = replace(self._load, described=self._described.is_set())
+            loaded = await worker.load(self._tasks, load, self._what)
         if self._is_closing():  # it was ready at the moment at which the pool closed, and nobody else knows of it
             await worker.kill()
             raise EnvStartError("the worker pool is closed")
-        if not self.catalogue:
+        if not self._described.is_set():
             self.catalogue, self.warnings, self.fresh = loaded.catalogue, loaded.warnings, loaded.fresh
+            self._described.set()
         slot.worker, slot.trials_of_worker = worker, 0
-        slot.start_seconds = time.monotonic() - began
+        slot.start_seconds += time.monotonic() - began
         slot.advance(WorkerEvent.LOADED)
         if slot.leased:  # its lease outlived the worker before, and goes on with this one
             slot.advance(WorkerEvent.LEASE)
         self._slots.hand_out()
         return worker
+
+    async def _spawn_worker(self, slot: Slot) -> Worker:
+        visitor = self._listener.expect()
+        try:
+            spec = self._spec_of(slot, visitor.ticket)
+            interpreter = await self._interpreter_for(spec)
+            if isinstance(interpreter, Interpreter):
+                await self._may_load(slot)  # or it might compute in vain
+            worker = Worker(spec, visitor, self._listener, interpreter)
+            async with self._starts:
+                began = time.monotonic()
+                await worker.spawn(self._tasks, self.config.start_timeout)
+                slot.start_seconds = time.monotonic() - began
+        finally:
+            self._listener.forget(visitor)
+        return worker
+
+    async def _may_load(self, slot: Slot) -> None:
+        """Wait until the builder is known to work: the first slot finds out."""
+        if slot is not self._slots.all[0]:
+            await self._described.wait()
 
     async def _interpreter_for(self, spec: HostSpec) -> Interpreter | Fork:
         """What the worker of ``spec`` is to live in. EnvStartError once the pool is closing."""

@@ -93,7 +93,7 @@ class HostSpec:
     keep_log: bool
     """Whether the log is kept from trial to trial; else it holds the current trial's output only."""
     main: MainScript | None = None
-    """What it imports before it connects."""
+    """What it imports before it builds."""
     stays_clean: bool = False
     """Whether it loads nothing of the user's, so that new interpreters for its leases can be forks of it."""
 
@@ -127,6 +127,11 @@ class Load:
     """Whether one process serves many leases: then it says what each trial leaves behind."""
     described: bool = False
     """Whether the pool knows the catalogue already: then the worker's is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """From a worker: the main script is imported, and it goes on to build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +303,7 @@ class Closed:
 
 
 Message = (
-    StartWorker | Load | Loaded | LoadFailed | StartProcess | ProcessStarted | ProcessEnded
+    StartWorker | Load | Imported | Loaded | LoadFailed | StartProcess | ProcessStarted | ProcessEnded
     | Open | Perform | Close | Finish | Done | Failed | Refused
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -42,6 +43,7 @@ from corral.pool.wire import (
     Failed,
     Finish,
     HostSpec,
+    Imported,
     Load,
     Loaded,
     LoadFailed,
@@ -225,7 +227,8 @@ class Worker:
         # Both are ended by ``kill`` and what follows from it alone: a cancelled pool still needs them to end in order.
         self._scope = anyio.CancelScope(shield=True)
         self._listening = anyio.CancelScope(shield=True)
-        self._patience = 0.0
+        self._patience = self._left = 0.0
+        """Seconds that its start may take, and those that are left of them."""
         self._what = ""
         self._cause: BaseException | None = None
         self._output = b""
@@ -247,26 +250,26 @@ class Worker:
         """How it ended: exit code, or minus signal. None before, and where that is not known."""
         return self._interpreter.status
 
-    async def start(self, tasks: TaskGroup, load: Load, patience: float, what: str) -> Loaded:
-        """Spawn it and let it load, within ``patience`` seconds. EnvStartError if it could not; then it is gone."""
-        self._patience, self._what = patience, what
-        try:
-            with anyio.fail_after(patience):
-                tasks.start_soon(self._call)
-                await self._visitor.arrived.wait()
-                if (channel := self._visitor.channel) is None:
-                    raise self._failed_start()
-                self._channel = channel
-                await channel.send(load)
-                answer = await channel.receive()
-        except TimeoutError:
-            raise await self._slow_start() from None
-        except anyio.EndOfStream:
-            await self._end()
-            raise self._failed_start() from None
-        except BaseException:
-            await self.kill()
-            raise
+    async def spawn(self, tasks: TaskGroup, patience: float) -> None:
+        """Let it be there; ``patience``: seconds for its whole start. EnvStartError, and it is gone, if it cannot."""
+        self._patience = self._left = patience
+        async with self._patiently():
+            tasks.start_soon(self._call)
+            await self._visitor.arrived.wait()
+            if self._visitor.channel is None:
+                raise self._failed_start()
+            self._channel = self._visitor.channel
+
+    async def load(self, tasks: TaskGroup, load: Load, what: str) -> Loaded:
+        """Let it load, which is ``what`` it does then. EnvStartError if it could not; it is gone then."""
+        assert self._channel is not None
+        self._what = IMPORTING if self._spec.main is not None else what
+        async with self._patiently():
+            await self._channel.send(load)
+            answer = await self._channel.receive()
+            if isinstance(answer, Imported):
+                self._what = what
+                answer = await self._channel.receive()
         if isinstance(answer, Loaded):
             tasks.start_soon(self._listen)
             return answer
@@ -278,6 +281,24 @@ class Worker:
             at = IMPORTING if answer.of_main else what
             raise with_output(kind.because(f"{at}, in a worker,", answer.record), as_text(self._output))
         raise ProtocolError(f"a worker answered with a {type(answer).__name__}")
+
+    @contextlib.asynccontextmanager
+    async def _patiently(self) -> AsyncIterator[None]:
+        """A part of its start: it is gone if that fails, or takes longer than what is left of all the seconds."""
+        began = anyio.current_time()
+        try:
+            with anyio.fail_after(self._left):
+                yield
+        except TimeoutError:
+            raise await self._slow_start() from None
+        except anyio.EndOfStream:
+            await self._end()
+            raise self._failed_start() from None
+        except BaseException:
+            await self.kill()
+            raise
+        finally:
+            self._left -= anyio.current_time() - began
 
     async def _call(self) -> None:
         try:
@@ -322,9 +343,7 @@ class Worker:
 
     def _phase(self) -> str:
         """What it is at, or was."""
-        if self._channel is not None:
-            return f"{self._what}, in a worker,"
-        return f"{IMPORTING}, in a worker," if self._spec.main is not None else "starting an interpreter"
+        return f"{self._what}, in a worker," if self._what else "starting an interpreter"
 
     async def _slow_birth(self, process: TrialProcess) -> SlowStart:
         """A trial process was made and did not come: what it does then is no fault of this worker."""

@@ -32,6 +32,7 @@ from corral.pool.wire import (
     Failed,
     Finish,
     HostSpec,
+    Imported,
     Load,
     Loaded,
     LoadFailed,
@@ -55,6 +56,7 @@ TICKET = Ticket("/tmp/pool.sock", 7, b"s" * 32)
 MESSAGES: list[Message] = [
     StartWorker(HostSpec(TICKET, 0, "/tmp/slot-0", "/tmp/slot-0.log", False)),
     Load(b"builder", "auto"),
+    Imported(),
     Loaded({"a": TaskInfo("a", "process", ("b",))}, "fork", ("left open",)),
     LoadFailed(ErrorRecord("ImportError", "no such module", "Traceback ...")),
     StartProcess(TICKET, "spawn"),
