@@ -39,6 +39,14 @@ class MainScript:
         return cls(os.path.abspath(path), None if name == "__main__" else name)
 
 
+def taken_from_corral() -> set[str]:
+    """The modules of Corral's from which this process's main script has taken something, as its workers will too."""
+    main = sys.modules.get("__main__")
+    values = list(vars(main).values()) if main is not None else []
+    names = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in values}
+    return {name for name in names if isinstance(name, str) and name.split(".")[0] == "corral" and name in sys.modules}
+
+
 def import_main(script: MainScript | None) -> None:
     """Import the main script. Without one, the main module is an empty one.
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
+import pkgutil
 import random
 import select
 import signal
 import time
 import traceback
 import warnings
+from collections.abc import Iterable
 from typing import NoReturn
 
 from corral.environment import Environment
@@ -36,10 +39,10 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         guards.become_leader()
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
-        _warm_up(by_value=spec.by_value)
+        _warm_up(spec.modules)
         if guards.thread_count() == 1:
-            gc.collect()
             gc.freeze()  # forks share these pages for as long as the collector does not touch them
+            gc.enable()
             _Nursery(spec, Link.connect(spec.ticket), pipes).run()
     except BaseException:
         traceback.print_exc()
@@ -56,11 +59,11 @@ class _Sample(Environment):
         return text * times
 
 
-def _warm_up(*, by_value: bool) -> None:
+def _warm_up(modules: Iterable[str]) -> None:
     """Load and compile what every worker will need, by a use of it."""
-    if by_value:
-        import cloudpickle  # noqa: F401 - to read a builder
-
+    for name in modules:
+        importlib.import_module(name)
+    pkgutil.get_importer(os.devnull)  # as for a main script
     describe(load(lambda: {"sample": _Sample("sample")}))
 
 

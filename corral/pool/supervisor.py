@@ -29,18 +29,18 @@ import cloudpickle
 
 from corral.errors import ConfigError, CorralError, EnvStartError, ErrorRecord, ProtocolError, SerializationError
 from corral.lean import dataclass
-from corral.pool.channel import Listener, open_listener
+from corral.pool.channel import Listener, Visitor, open_listener
 from corral.pool.config import WorkerPoolConfig, available_cpus
 from corral.pool.entry import refuse_in_worker
 from corral.pool.interpreter import Interpreter
 from corral.pool.lease import Lease
 from corral.pool.lifecycle import WorkerEvent, WorkerState
-from corral.pool.main_script import MainScript
+from corral.pool.main_script import MainScript, taken_from_corral
 from corral.pool.memory import MemoryWatch
 from corral.pool.nursery import Fork, Nursery
 from corral.pool.slots import Slot, Slots
 from corral.pool.starts import STEADY, LostStart, Streak
-from corral.pool.wire import HostSpec, Load, Ticket
+from corral.pool.wire import HostSpec, Load, Loaded, Ticket
 from corral.pool.worker import Worker
 from corral.scratch import scratch_folder
 from corral.source import describe_builder
@@ -127,9 +127,7 @@ class WorkerPool:
             self._main = MainScript.of_this_process()
             self._starts = anyio.CapacityLimiter(available_cpus())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
-            self._nursery = Nursery(
-                self._folder, self._listener, self._limiter, self._tasks, by_value=b"cloudpickle" in self._load.builder
-            )
+            self._nursery = Nursery(self._folder, self._listener, self._limiter, self._tasks, self._modules())
             stack.enter_context(self._nursery.lifeline())
             stack.push_async_callback(self._shut_down)
             self.memory = MemoryWatch(self.config.memory_bytes)
@@ -239,16 +237,11 @@ class WorkerPool:
 
     async def _start_worker(self, slot: Slot) -> Worker:
         slot.advance(WorkerEvent.START)
-        worker = await self._spawn_worker(slot)
+        visitor = self._listener.expect()
         try:
-            await self._may_load(slot)
-        except BaseException:
-            await worker.kill()
-            raise
-        async with self._starts:
-            began = time.monotonic()
-            load = replace(self._load, described=self._described.is_set())
-            loaded = await worker.load(self._tasks, load, self._what)
+            worker, loaded = await self._spawn_and_load(slot, visitor)
+        finally:
+            self._listener.forget(visitor)
         if self._is_closing():  # it was ready at the moment at which the pool closed, and nobody else knows of it
             await worker.kill()
             raise EnvStartError("the worker pool is closed")
@@ -256,28 +249,30 @@ class WorkerPool:
             self.catalogue, self.warnings, self.fresh = loaded.catalogue, loaded.warnings, loaded.fresh
             self._described.set()
         slot.worker, slot.trials_of_worker = worker, 0
-        slot.start_seconds += time.monotonic() - began
+        slot.start_seconds = worker.start_seconds
         slot.advance(WorkerEvent.LOADED)
         if slot.leased:  # its lease outlived the worker before, and goes on with this one
             slot.advance(WorkerEvent.LEASE)
         self._slots.hand_out()
         return worker
 
-    async def _spawn_worker(self, slot: Slot) -> Worker:
-        visitor = self._listener.expect()
+    async def _spawn_and_load(self, slot: Slot, visitor: Visitor) -> tuple[Worker, Loaded]:
+        spec = self._spec_of(slot, visitor.ticket)
+        interpreter = await self._interpreter_for(spec)
+        worker = Worker(spec, visitor, self._listener, interpreter)
+        is_cheap = isinstance(interpreter, Fork)  # then it is made at once, to be there when it may load
         try:
-            spec = self._spec_of(slot, visitor.ticket)
-            interpreter = await self._interpreter_for(spec)
-            if isinstance(interpreter, Interpreter):
-                await self._may_load(slot)  # or it might compute in vain
-            worker = Worker(spec, visitor, self._listener, interpreter)
-            async with self._starts:
-                began = time.monotonic()
+            if is_cheap:
                 await worker.spawn(self._tasks, self.config.start_timeout)
-                slot.start_seconds = time.monotonic() - began
-        finally:
-            self._listener.forget(visitor)
-        return worker
+            await self._may_load(slot)
+            async with self._starts:
+                if not is_cheap:
+                    await worker.spawn(self._tasks, self.config.start_timeout)
+                load = replace(self._load, described=self._described.is_set())
+                return worker, await worker.load(self._tasks, load, self._what)
+        except BaseException:
+            await worker.kill()
+            raise
 
     async def _may_load(self, slot: Slot) -> None:
         """Wait until the builder is known to work: the first slot finds out."""
@@ -291,6 +286,11 @@ class WorkerPool:
         if self._is_closing():
             raise EnvStartError("the worker pool is closed")
         return Interpreter(spec.log_path, keep_log=spec.keep_log, limiter=self._limiter)
+
+    def _modules(self) -> tuple[str, ...]:
+        """What every worker will load, of Corral's or of what it is made with: the nursery does so once for all."""
+        by_value = {"cloudpickle"} if b"cloudpickle" in self._load.builder else set()
+        return tuple(sorted(by_value | (taken_from_corral() if self._main is not None else set())))
 
     def _spec_of(self, slot: Slot, ticket: Ticket) -> HostSpec:
         work_root = self._folder / f"slot-{slot.index}"

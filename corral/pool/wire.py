@@ -106,8 +106,8 @@ class NurserySpec:
     log_path: str
     lifeline: str
     """A path that its forks hold open: its other end is the supervisor's."""
-    by_value: bool = True
-    """Whether its forks are sent the builder by value, which takes cloudpickle to read."""
+    modules: tuple[str, ...] = ()
+    """Of Corral's own, and of what it is made with: what its forks will load anyway."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,6 +250,11 @@ class Worker:
         """How it ended: exit code, or minus signal. None before, and where that is not known."""
         return self._interpreter.status
 
+    @property
+    def start_seconds(self) -> float:
+        """What its start took, without what it waited for others."""
+        return self._patience - self._left
+
     async def spawn(self, tasks: TaskGroup, patience: float) -> None:
         """Let it be there; ``patience``: seconds for its whole start. EnvStartError, and it is gone, if it cannot."""
         self._patience = self._left = patience
@@ -427,6 +432,8 @@ class Worker:
 
     async def kill(self) -> None:
         """Kill it at once and wait until it is reaped."""
+        if not self._patience:  # it was never spawned
+            return
         with anyio.CancelScope(shield=True):
             below = [] if self.gone.is_set() else descendants(self.pid)
             self._scope.cancel()
