@@ -7,9 +7,11 @@ there. The module is found under both names, as with ``multiprocessing`` and any
 
 from __future__ import annotations
 
+import ast
 import os
 import runpy
 import sys
+import tokenize
 from types import ModuleType
 
 from corral.errors import ConfigError
@@ -39,12 +41,21 @@ class MainScript:
         return cls(os.path.abspath(path), None if name == "__main__" else name)
 
 
-def taken_from_corral() -> set[str]:
-    """The modules of Corral's from which this process's main script has taken something, as its workers will too."""
-    main = sys.modules.get("__main__")
-    values = list(vars(main).values()) if main is not None else []
-    names = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in values}
-    return {name for name in names if isinstance(name, str) and name.split(".")[0] == "corral" and name in sys.modules}
+def taken_from_corral(script: MainScript) -> set[str]:
+    """The modules of Corral's from which a script takes something at its top, as it will wherever it is imported.
+
+    Empty where that cannot be told. What the script guards, it takes in this process only.
+    """
+    try:
+        with tokenize.open(script.path) as file:
+            statements = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    imports = [each for each in statements if isinstance(each, ast.Import | ast.ImportFrom)]
+    names = [alias.asname or alias.name for each in imports for alias in each.names]
+    values = [getattr(sys.modules["__main__"], name, None) for name in names]
+    homes = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in values}
+    return {home for home in homes if isinstance(home, str) and home.split(".")[0] == "corral" and home in sys.modules}
 
 
 def import_main(script: MainScript | None) -> None:

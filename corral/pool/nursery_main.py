@@ -120,7 +120,7 @@ class _Nursery:
         if pid == 0:
             self._become_worker(spec, nursery)
         self._workers[os.pidfd_open(pid)] = spec.ticket.number, pid
-        self._link.send(ProcessStarted(spec.ticket.number, pid))
+        self._report(ProcessStarted(spec.ticket.number, pid))
 
     def _become_worker(self, spec: HostSpec, nursery: int) -> NoReturn:
         try:
@@ -137,4 +137,8 @@ class _Nursery:
         os.close(descriptor)
         with contextlib.suppress(ChildProcessError):
             _, status = os.waitpid(pid, 0)
-            self._link.send(ProcessEnded(number, os.waitstatus_to_exitcode(status)))
+            self._report(ProcessEnded(number, os.waitstatus_to_exitcode(status)))
+
+    def _report(self, message: ProcessStarted | ProcessEnded) -> None:
+        with contextlib.suppress(OSError):  # nobody is there any more, which is seen to next
+            self._link.send(message)

@@ -290,7 +290,7 @@ class WorkerPool:
     def _modules(self) -> tuple[str, ...]:
         """What every worker will load, of Corral's or of what it is made with: the nursery does so once for all."""
         by_value = {"cloudpickle"} if b"cloudpickle" in self._load.builder else set()
-        return tuple(sorted(by_value | (taken_from_corral() if self._main is not None else set())))
+        return tuple(sorted(by_value | (taken_from_corral(self._main) if self._main is not None else set())))
 
     def _spec_of(self, slot: Slot, ticket: Ticket) -> HostSpec:
         work_root = self._folder / f"slot-{slot.index}"

@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import psutil
 
-from benchmarks.environments import build_work
+from benchmarks.environments import build_wetlab, build_work
 from benchmarks.measuring import Timings, count, cpu_seconds
 from benchmarks.pools import Served, serving
 from benchmarks.report import Report, progress
@@ -34,13 +34,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def _wetlab() -> Mapping[str, Any]:
-    from corral.envs.wetlab import build_envs
-
-    return build_envs()
-
-
-ENVIRONMENTS: dict[str, Callable[[], Mapping[str, Any]]] = {"wetlab": _wetlab, "light": build_work}
+ENVIRONMENTS: dict[str, Callable[[], Mapping[str, Any]]] = {"wetlab": build_wetlab, "light": build_work}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
