@@ -1,8 +1,8 @@
 """WORKER SIDE. The nursery's main loop: fork a worker when asked, say how each one ended.
 
 It holds what a worker needs of Corral's own, and nothing of the user's; so its forks are new interpreters to the user's
-code, but for the time that importing Corral takes, and what it needs to unpickle a builder and to describe environments
-and their tools. pydantic is left out: most environments never need it.
+code, but for the time that importing Corral takes. What few workers need, or one of them once, is left out: pydantic,
+and what describes environments.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from corral.environment import Environment
 from corral.pool import guards, host
 from corral.pool.link import Link
 from corral.pool.wire import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
-from corral.runtime import describe, load
+from corral.runtime import load, warm_up
 from corral.tools import tool
 
-PATIENCE = 2.5
+PATIENCE = 2.0
 """Seconds that workers may take to end by themselves when the supervisor is gone."""
 
 
@@ -64,7 +64,7 @@ def _warm_up(modules: Iterable[str]) -> None:
     for name in modules:
         importlib.import_module(name)
     pkgutil.get_importer(os.devnull)  # as for a main script
-    describe(load(lambda: {"sample": _Sample("sample")}))
+    warm_up(load(lambda: {"sample": _Sample("sample")}))
 
 
 class _Nursery:

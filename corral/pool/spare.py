@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterable
@@ -60,6 +59,8 @@ class Spare:
 
 def start_spare(spec: HostSpec, load: Load) -> Spare:
     """A spare in a new interpreter."""
+    import subprocess  # most workers fork
+
     ours, theirs = socketpair()
     with theirs:
         number = theirs.fileno()
