@@ -68,7 +68,7 @@ class PlainArguments:
         """See ``Arguments``."""
         try:
             return {
-                name: take(given[name], True) if name in given else copy.deepcopy(self._defaults[name])
+                name: take(given[name], True) if name in given else self._default(name)
                 for name, take in self._takes.items()
             }
         except (Unsure, KeyError):
@@ -76,6 +76,10 @@ class PlainArguments:
                 self._engine = self._make_engine()
             validated: dict[str, Any] = self._engine.validate_python(given)
             return {name: validated[name] for name in self._takes}
+
+    def _default(self, name: str) -> Any:
+        default = self._defaults[name]
+        return copy.deepcopy(default) if type(default) in (list, dict) else default
 
     def _make_engine(self) -> Any:
         from pydantic_core import SchemaValidator, core_schema

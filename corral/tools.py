@@ -226,7 +226,7 @@ class Tool:
     def validate(self, arguments: Any) -> dict[str, Any]:
         """Return the visible arguments as the function takes them, defaults filled in; raise InvalidArguments."""
         arguments = {} if arguments is None else arguments
-        if not isinstance(arguments, Mapping):
+        if type(arguments) is not dict and not isinstance(arguments, Mapping):
             raise InvalidArguments(
                 self.name, [f"its arguments must be an object with named values, not {type(arguments).__name__}"]
             )
