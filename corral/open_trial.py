@@ -6,7 +6,7 @@ run and those that wait, and nobody gets their late answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +15,7 @@ import anyio
 from corral.data import to_data
 from corral.errors import ErrorRecord, NotFound, SerializationError, SubmissionError, TrialError
 from corral.hosts import TrialHost
+from corral.lean import dataclass
 from corral.pool.wire import ProcessEnded
 from corral.types import Action, TaskTrialResult, ToolCall, ToolResponse, TrialKey, WorkerRef
 

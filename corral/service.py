@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from corral.errors import (
     WorkerDied,
 )
 from corral.hosts import InProcessHost
+from corral.lean import dataclass
 from corral.open_trial import OpenEpisode, OpenTrial
 from corral.pool.supervisor import WorkerPool
 from corral.pool.wire import Closed

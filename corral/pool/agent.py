@@ -13,7 +13,6 @@ import contextlib
 import logging
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +20,7 @@ from typing import Any, Self
 import anyio
 
 from corral.errors import EnvStartError
+from corral.lean import dataclass
 from corral.pool.backend import SlotSpec
 from corral.pool.channel import open_listener
 from corral.pool.config import available_cpus
@@ -48,6 +48,8 @@ class AgentSettings:
     """Bytes that a trial process and all below it may hold."""
     node: str | None = None
     """Its own name, where there are others."""
+    by_value: bool = True
+    """Whether the builder was pickled with code in it, which cloudpickle reads."""
 
 
 class Agent:
@@ -66,7 +68,9 @@ class Agent:
             self._limiter = anyio.CapacityLimiter(math.inf)
             self._starts = anyio.CapacityLimiter(available_cpus())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
-            self._nursery = Nursery(self._folder, self._listener, self._limiter, self._tasks)
+            self._nursery = Nursery(
+                self._folder, self._listener, self._limiter, self._tasks, by_value=self._settings.by_value
+            )
             stack.enter_context(self._nursery.lifeline())
             stack.push_async_callback(self._shut_down)
             self._tasks.start_soon(MemoryWatch(self._settings.memory_limit).watch, self._processes)

@@ -15,13 +15,13 @@ Assumptions
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import anyio
 
 from corral.errors import TrialError
+from corral.lean import dataclass
 from corral.pool.wire import Load, Loaded, Message, ProcessEnded
 from corral.types import FreshMode
 

@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -25,6 +25,7 @@ import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from corral.errors import ProtocolError
+from corral.lean import dataclass
 from corral.pool.glance import CHUNK, Glance
 from corral.pool.inlet import open_inlet
 from corral.pool.wire import HELLO_SIZE, Decoder, Message, Ticket, encode, read_hello

@@ -25,12 +25,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from corral.environment import Environment
 from corral.errors import EnvStartError, ProtocolError
+from corral.lean import dataclass
 from corral.pool import guards, leaving, printed, trial_process
 from corral.pool.link import Link
 from corral.pool.logs import tail

@@ -13,11 +13,12 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from socket import socket, socketpair
 from typing import NoReturn
 
 from corral.errors import ErrorRecord, describe_exit
+from corral.lean import dataclass
 from corral.pool.link import Link
 from corral.pool.trial_process import EXIT_BROKEN, spare_main
 from corral.pool.wire import HostSpec, Load, Loaded, LoadFailed, StartProcess, Ticket

@@ -18,7 +18,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ import anyio
 import cloudpickle
 
 from corral.errors import ConfigError, CorralError, EnvStartError, ErrorRecord, ProtocolError, SerializationError
+from corral.lean import dataclass
 from corral.pool.agent import AgentSettings
 from corral.pool.backend import Node, SlotBackend, SlotSpec, SlotWorker
 from corral.pool.config import WorkerPoolConfig
@@ -113,7 +114,7 @@ class WorkerPool:
         if self.config.log_dir is not None:
             _make_log_folder(self.config.log_dir)
         async with contextlib.AsyncExitStack() as stack:
-            self._backend = await stack.enter_async_context(_backend_of(self.config))
+            self._backend = await stack.enter_async_context(_backend_of(self.config, self._load))
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.push_async_callback(self._shut_down)
             await self._start_first()
@@ -295,9 +296,10 @@ def _statistics_of(slot: Slot) -> WorkerStatistics:
     )
 
 
-def _backend_of(config: WorkerPoolConfig) -> SlotBackend:
+def _backend_of(config: WorkerPoolConfig, load: Load) -> SlotBackend:
     logs = None if config.log_dir is None else str(Path(config.log_dir).resolve())
-    return LocalBackend(AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes))
+    by_value = b"cloudpickle" in load.builder
+    return LocalBackend(AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes, by_value=by_value))
 
 
 def _make_log_folder(folder: str | os.PathLike[str]) -> None:

@@ -14,10 +14,9 @@ Assumptions
 
 from __future__ import annotations
 
-import hmac
 import pickle
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from corral.errors import (
@@ -30,6 +29,7 @@ from corral.errors import (
     SerializationError,
     TrialError,
 )
+from corral.lean import dataclass
 from corral.types import Action, FreshMode, TaskInfo, ToolResponse, TrialSpec
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Ticket:
 
     def matches(self, secret: bytes) -> bool:
         """Compare in constant time."""
+        import hmac  # the supervisor's business
+
         return hmac.compare_digest(self.secret, secret)
 
 
@@ -104,6 +106,8 @@ class NurserySpec:
     log_path: str
     lifeline: str
     """A path that its forks hold open: its other end is the supervisor's."""
+    by_value: bool = True
+    """Whether its forks are sent the builder by value, which takes cloudpickle to read."""
 
 
 @dataclass(frozen=True, slots=True)
