@@ -284,7 +284,7 @@ class Host:
             server = trial_process.TrialServer(environments, work_root, reused=load_of.reused)
             link = Link.connect(order.ticket)
             if order.ahead:
-                rehearsal.rehearse(work_root)
+                rehearsal.rehearse(work_root, link)
             trial_process.run(link, server)
         except BaseException:
             traceback.print_exc()

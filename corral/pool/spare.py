@@ -144,7 +144,7 @@ def spare_main(descriptor: int, parent: int, work_root: str, main: MainScript | 
             control.close()
             link = Link.connect(ticket)
             if ahead:
-                rehearsal.rehearse(Path(work_root))
+                rehearsal.rehearse(Path(work_root), link)
             run(link, TrialServer(environments, Path(work_root), reused=reused))
         case _:
             os._exit(0)
