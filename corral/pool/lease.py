@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 
 from corral.errors import NotFound, TrialError, WorkerDied
+from corral.pool.ahead import is_there
 from corral.pool.backend import SlotProcess, SlotWorker
 from corral.pool.config import WorkerPoolConfig
 from corral.pool.slots import Slot
@@ -17,12 +18,6 @@ from corral.types import Action, TaskInfo, TrialSpec, WorkerRef
 
 MAX_TRIES = 3
 """Workers in a row that may be gone, before they made a trial process, until a trial is charged for it."""
-
-
-NOBODY = "nobody"
-"""The id of no trial."""
-ANSWER_PATIENCE = 5.0
-"""Seconds that a process which is to serve again may take to say that it is there."""
 
 
 class Lease:
@@ -92,14 +87,7 @@ class Lease:
         if is_taken_over and limit is not None and await process.memory() > limit / 2:
             await process.finish()
             return False
-        try:
-            with anyio.move_on_after(ANSWER_PATIENCE):  # one that was stopped, or computes on, is killed
-                await process.request(Close(NOBODY), "a question whether it is there")
-        except NotFound:  # so it answers
-            return True
-        except TrialError:
-            return False
-        return False
+        return await is_there(process)
 
     async def _worker(self) -> SlotWorker:
         while (worker := self.slot.worker) is None:  # checked again after the wait: it may be lost meanwhile

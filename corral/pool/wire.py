@@ -154,6 +154,15 @@ class StartProcess:
 
     ticket: Ticket
     fresh: FreshMode
+    ahead: bool = False
+    """Whether no lease waits for it yet: ``Serves`` says when one has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serves:
+    """To a worker: the trial process of ticket ``number``, made ahead of time, has a lease to serve from now on."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +213,10 @@ class Perform:
     runtime_id: str
     action: Action
     arguments: tuple[Any, ...] = ()
+
+
+NOBODY = "nobody"
+"""The id of no trial: to close it is to ask whether the process is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +311,7 @@ class Closed:
 
 
 Message = (
-    StartWorker | Load | Loaded | LoadFailed | StartProcess | ProcessStarted | ProcessEnded
+    StartWorker | Load | Loaded | LoadFailed | StartProcess | Serves | ProcessStarted | ProcessEnded
     | Open | Perform | Close | Finish | Done | Failed | Refused
 )  # fmt: skip
 
