@@ -25,7 +25,7 @@ import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from corral.errors import ProtocolError
-from corral.pool.glance import CHUNK, Glance
+from corral.pool.glance import CHUNK, Glance, here
 from corral.pool.inlet import open_inlet
 from corral.pool.wire import HELLO_SIZE, Decoder, Message, Ticket, encode, read_hello
 
@@ -53,7 +53,7 @@ class Channel:
     async def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be sent; then nothing of it was."""
         try:
-            for part in encode(message):
+            for part in encode(message, here()):
                 view = memoryview(part)
                 while view.nbytes:
                     try:
@@ -82,7 +82,7 @@ class Channel:
         return message
 
     async def _some(self) -> bytes:
-        if (data := self._glance.take()) is None:
+        if (data := self._glance.take(self._decoder.processor)) is None:
             data = await self._inlet.read(self._receive)
             self._glance.learn()
             self._last_turn = perf_counter()
