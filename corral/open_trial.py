@@ -6,8 +6,9 @@ run and those that wait, and nobody gets their late answers.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import anyio
@@ -48,9 +49,33 @@ class OpenTrial:
     calling: set[anyio.CancelScope] = field(default_factory=set)
     """The calls that run or wait for their turn."""
 
-    def call(self) -> _Call:
-        """``async with`` this: one call, when its turn comes. NotFound if the trial is closed meanwhile."""
-        return _Call(self)
+    async def take_turn(self) -> None:
+        """Wait for a call's turn; at its end it releases ``turn``. NotFound if the trial is closed meanwhile."""
+        if not self.turn.locked():
+            self.turn.acquire_nowait()
+            return
+        with self._waiting() as scope:
+            await self.turn.acquire()
+        if scope.cancel_called:
+            if not scope.cancelled_caught:
+                self.turn.release()
+            raise NotFound("trial", self.runtime_id)
+
+    async def wait(self, answer: Awaitable[Any]) -> Any:
+        """Wait for the answer to a call. NotFound if the trial is closed meanwhile."""
+        with self._waiting():
+            return await answer
+        raise NotFound("trial", self.runtime_id)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[anyio.CancelScope]:
+        """What ``end_calls`` gives up. A call that is answered at once does without: this is half of what it costs."""
+        with anyio.CancelScope() as scope:
+            self.calling.add(scope)
+            try:
+                yield scope
+            finally:
+                self.calling.discard(scope)
 
     def end_calls(self) -> None:
         """Give up every call."""
@@ -97,36 +122,3 @@ class OpenEpisode:
     placing: anyio.Lock = field(default_factory=anyio.Lock)
     outputs: dict[str, Any] = field(default_factory=dict)
     open_trials: set[str] = field(default_factory=set)
-
-
-class _Call:
-    """A call of a trial. An object, not a generator: it is on the path of every tool call."""
-
-    __slots__ = ("_scope", "_trial")
-
-    def __init__(self, trial: OpenTrial) -> None:
-        self._trial = trial
-        self._scope = anyio.CancelScope()
-
-    async def __aenter__(self) -> None:
-        self._scope.__enter__()
-        self._trial.calling.add(self._scope)
-        try:
-            await self._trial.turn.acquire()
-        except BaseException as error:
-            if self._leave(error):
-                raise NotFound("trial", self._trial.runtime_id) from None
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._trial.turn.release()
-        if self._leave(error):
-            raise NotFound("trial", self._trial.runtime_id) from None
-
-    def _leave(self, error: BaseException | None) -> bool:
-        """Whether the call was given up."""
-        self._trial.calling.discard(self._scope)
-        swallowed = self._scope.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        return bool(swallowed) and self._scope.cancelled_caught
