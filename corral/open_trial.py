@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from corral.data import to_data
-from corral.errors import ErrorRecord, NotFound, SerializationError, SubmissionError, TrialError
+from corral.errors import NotFound, SerializationError, SubmissionError, TrialError
 from corral.hosts import TrialHost
 from corral.pool.wire import ProcessEnded
 from corral.types import Action, TaskTrialResult, ToolCall, ToolResponse, TrialKey, WorkerRef
@@ -86,31 +86,27 @@ class OpenTrial:
         """How its process ended, if that was its alone."""
         return self.host.end_of_process() if self.episode_id is None else None
 
-    def remember(self, value: Any, arguments: tuple[Any, ...]) -> None:
-        """What a call gave."""
-        if isinstance(value, ToolResponse) and len(self.calls) < CALLS_KEPT:
-            name, given = arguments[0], to_data(arguments[1], "a record", arrays="describe")
-            result = to_data(value.result, "a record", arrays="describe")  # an array itself could be large
-            self.calls.append(ToolCall(name, given, value.success, result, value.error))
-        if isinstance(value, TaskTrialResult):
-            self.result = value
+    def checked(self, action: Action, arguments: tuple[Any, ...]) -> Any:
+        """The arguments of a tool call as its record shows them. SerializationError for what is no data.
 
-    def refusal(self, action: Action, arguments: tuple[Any, ...]) -> ToolResponse | None:
-        """A failed call for arguments that are no data; SubmissionError for such an answer; else None.
-
-        In-process they could pass, but what an agent can do shall not depend on where its trial runs.
+        SubmissionError for such an answer. In-process they could pass, but what an agent can do shall not depend on
+        where its trial runs.
         """
-        try:
-            if action is Action.EXECUTE:
-                to_data(arguments[1], f"the call of tool {arguments[0]!r}", arrays="describe")
-            elif action is Action.SUBMIT:
+        if action is Action.EXECUTE:
+            return to_data(arguments[1], f"the call of tool {arguments[0]!r}", arrays="describe")
+        if action is Action.SUBMIT:
+            try:
                 to_data(arguments[0], "the answer", arrays="describe")
-        except SerializationError as error:
-            if action is Action.EXECUTE:
-                return ToolResponse(False, error=str(ErrorRecord.of(error)))
-            key = TrialKey(self.task_id, self.trial_index)
-            raise SubmissionError(f"the answer to {key} cannot be accepted: {error}") from error
+            except SerializationError as error:
+                key = TrialKey(self.task_id, self.trial_index)
+                raise SubmissionError(f"the answer to {key} cannot be accepted: {error}") from error
         return None
+
+    def called(self, tool: str, given: Any, response: ToolResponse) -> None:
+        """Remember a tool call: what the tool was ``given``, as it was checked."""
+        if len(self.calls) < CALLS_KEPT:
+            result = to_data(response.result, "a record", arrays="describe")  # an array itself could be large
+            self.calls.append(ToolCall(tool, given, response.success, result, response.error))
 
 
 @dataclass

@@ -29,9 +29,11 @@ from corral.errors import (
     ConfigError,
     ConfigureTimeout,
     EnvStartError,
+    ErrorRecord,
     FailureKind,
     MemoryExceeded,
     NotFound,
+    SerializationError,
     ToolTimeout,
     TrialError,
     WorkerDied,
@@ -47,6 +49,7 @@ from corral.types import (
     TaskInfo,
     TaskTrialResult,
     ToolCall,
+    ToolResponse,
     TrialKey,
     TrialSpec,
     check_count,
@@ -278,8 +281,10 @@ class TrialService:
         if trial.fault is not None:
             raise trial.fault
         trial.phase = f"tool {arguments[0]}" if action is Action.EXECUTE else action.value
-        if (refusal := trial.refusal(action, arguments)) is not None:
-            return refusal
+        try:
+            given = trial.checked(action, arguments)
+        except SerializationError as error:
+            return ToolResponse(False, error=str(ErrorRecord.of(error)))
         what = f"{trial.phase} of {trial.task_id}#{trial.trial_index}"
         try:
             asked = trial.host.ask(trial.runtime_id, action, arguments, what)
@@ -289,13 +294,16 @@ class TrialService:
             if action is not Action.SUBMIT or error.kind is not FailureKind.SUBMISSION:
                 trial.fault = error
             raise
-        self._remember(trial, value, arguments)
+        if action is Action.EXECUTE:
+            trial.called(arguments[0], given, value)
+        elif isinstance(value, TaskTrialResult):
+            self._ended(trial, value)
         return value
 
-    def _remember(self, trial: OpenTrial, value: Any, arguments: tuple[Any, ...]) -> None:
-        trial.remember(value, arguments)
-        if isinstance(value, TaskTrialResult) and trial.episode_id in self._episodes:
-            self._episodes[trial.episode_id].outputs[trial.task_id] = task_output(value.state)
+    def _ended(self, trial: OpenTrial, result: TaskTrialResult) -> None:
+        trial.result = result
+        if trial.episode_id in self._episodes:
+            self._episodes[trial.episode_id].outputs[trial.task_id] = task_output(result.state)
 
     async def _answer_within_limit(self, trial: OpenTrial, action: Action, answer: Awaitable[Any]) -> Any:
         seconds = self._limit_of(action)

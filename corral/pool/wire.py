@@ -352,16 +352,16 @@ def encode(message: Message, processor: int = NOWHERE) -> list[Buffer]:
     except Exception as error:
         record = ErrorRecord.of(error)
         raise SerializationError(f"a value cannot be sent between processes: {record}", record=record) from None
-    size = len(body) + sum(view.nbytes for view in views) if views else len(body)
+    size = sum((view.nbytes for view in views), len(body)) if views else len(body)
     if size > MAX_FRAME:
         raise SerializationError(
             f"a value of {size / 2**20:.0f} MiB is over the limit of {MAX_FRAME / 2**20:.0f} MiB for one message; "
             "write it to a file in the workspace and send its path"
         )
     header = _HEADER.pack(len(body), len(views), processor)
-    if views:
-        header += b"".join(_LENGTH.pack(view.nbytes) for view in views)
-    return [header + body, *views]
+    if not views:
+        return [header + body]
+    return [header + b"".join(_LENGTH.pack(view.nbytes) for view in views) + body, *views]
 
 
 LARGE = 2**18
