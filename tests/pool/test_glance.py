@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Iterator
 
 import anyio
@@ -68,6 +70,36 @@ def test_after_a_short_wait_what_is_there_is_taken_at_once(
     assert look.take(NOWHERE) == b"at once"
     theirs.sendall(b"and again")
     assert look.take(NOWHERE) == b"and again"
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "looks"), [(1, 1, False), (1, 0, True), (1, NOWHERE, True), (NOWHERE, NOWHERE, True)]
+)
+def test_a_peer_on_the_own_processor_is_not_looked_for(
+    pair: tuple[socket.socket, socket.socket],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    own: int,
+    peer: int,
+    looks: bool,
+) -> None:
+    monkeypatch.setattr(glance, "here", lambda: own)
+    ours, theirs = pair
+    look = Glance(ours)
+    wait(look, clock, glance.SHORT / 2)
+    theirs.sendall(b"x")
+    assert look.take(peer) == (b"x" if looks else None)
+
+
+def test_messages_tell_where_their_sender_ran(pair: tuple[socket.socket, socket.socket]) -> None:
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    ours, theirs = map(Link, pair)
+    ours.send(Done(1))
+    assert theirs.receive() == Done(1)
+    if sys.platform == "linux":
+        assert theirs._decoder.processor in allowed
+    else:
+        assert theirs._decoder.processor == NOWHERE
 
 
 def test_the_end_of_the_stream_is_seen(pair: tuple[socket.socket, socket.socket], clock: Clock) -> None:

@@ -25,6 +25,7 @@ from corral.pool.wire import (
     LARGE,
     MAX_BUFFERS,
     MAX_FRAME,
+    NOWHERE,
     Close,
     Closed,
     Decoder,
@@ -293,6 +294,24 @@ def test_a_frame_over_the_limit_is_refused_before_it_is_gathered(monkeypatch: py
     decoder.feed(frame[:100])
     with pytest.raises(ProtocolError, match="limit of 2000"):
         decoder.next()
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["small", "x" * 2 * LARGE, np.arange(9), np.arange(2 * LARGE)],
+    ids=["small", "large", "array", "large array"],
+)
+def test_a_frame_tells_where_its_sender_ran(value: object) -> None:
+    decoder = Decoder()
+    assert decoder.processor == NOWHERE
+    for part in encode(Done(value), 5):
+        decoder.feed(part)
+    assert isinstance(decoder.next(), Done)
+    assert decoder.processor == 5
+    for part in encode(Done(value)):
+        decoder.feed(part)
+    assert isinstance(decoder.next(), Done)
+    assert decoder.processor == NOWHERE
 
 
 # ---- what is no frame of ours ----
