@@ -10,7 +10,7 @@ import anyio
 
 from corral.errors import NotFound, TrialError, WorkerDied
 from corral.pool.ahead import is_there
-from corral.pool.backend import SlotProcess, SlotWorker
+from corral.pool.backend import Asked, SlotProcess, SlotWorker, result_of
 from corral.pool.config import WorkerPoolConfig
 from corral.pool.slots import Slot
 from corral.pool.wire import Close, Closed, Open, Opened, Perform, ProcessEnded
@@ -98,7 +98,11 @@ class Lease:
 
     async def perform(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Any:
         """Ask something of an open trial. Raises the TrialError that ended it, or what the request failed with."""
-        return await self._living().request(Perform(runtime_id, action, arguments), phase)
+        return await result_of(self.ask(runtime_id, action, arguments, phase))
+
+    def ask(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Asked:
+        """The same: Done, if it is answered at once, else what waits for the answer, to be awaited next."""
+        return self._living().ask(Perform(runtime_id, action, arguments), phase)
 
     async def close_trial(self, runtime_id: str) -> Closed:
         """Close an open trial."""

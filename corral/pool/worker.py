@@ -25,7 +25,7 @@ from anyio.abc import TaskGroup
 
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, TrialError
 from corral.pool.ahead import Ahead
-from corral.pool.backend import SlotRef
+from corral.pool.backend import Asked, SlotRef, result_of
 from corral.pool.channel import Channel, Listener, Visitor
 from corral.pool.ending import Ending, NoAnswer
 from corral.pool.interpreter import Interpreter
@@ -98,8 +98,21 @@ class TrialProcess:
 
     async def request(self, message: Message, phase: str) -> Any:
         """Send a request and wait for its answer; ``phase`` says in words what it does."""
+        return await result_of(self.ask(message, phase))
+
+    def ask(self, message: Message, phase: str) -> Asked:
+        """Send a request: Done, if it is answered at once, else what waits for its answer, to be awaited next."""
         try:
-            answer = await self.exchange(message)
+            answer = self._put(message)
+        except NoAnswer as gone:
+            return self._answer(gone, phase)
+        return answer if type(answer) is Done else self._answer(answer, phase)
+
+    async def _answer(self, answer: Message | NoAnswer | None, phase: str) -> Any:
+        try:
+            if isinstance(answer, NoAnswer):
+                raise answer
+            answer = answer or await self._next()
         except NoAnswer as gone:
             raise await self.reason(phase, gone.said) from None
         match answer:
@@ -112,15 +125,30 @@ class TrialProcess:
 
     async def exchange(self, message: Message) -> Message:
         """Send a message and wait for the next one. NoAnswer where there will be none."""
+        return self._put(message) or await self._next()
+
+    def _put(self, message: Message) -> Message | None:
+        """Send a message, and look whether the next one comes at once: None where ``_next`` is to wait for it."""
         channel = self.visitor.channel
         if channel is None or self.doom is not None or self.ended.is_set():
             raise NoAnswer
+        answer = None
         self._asking = True
         try:
-            await channel.send(message)
-            return await channel.receive()
+            answer = channel.ask(message)
         except TrialError:  # it could not be sent, and nothing of it was: the process is as it was
+            self._asking = False
             raise
+        except ProtocolError as error:
+            self._asking = False
+            raise NoAnswer(str(error)) from None
+        self._asking = answer is None
+        return answer
+
+    async def _next(self) -> Message:
+        assert self.visitor.channel is not None
+        try:
+            return await self.visitor.channel.receive()
         except (anyio.EndOfStream, ProtocolError) as error:
             raise NoAnswer(str(error) if isinstance(error, ProtocolError) else "") from None
         except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
