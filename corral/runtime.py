@@ -47,6 +47,7 @@ from corral.types import (
 
 __all__ = ["TrialRuntime", "UnknownTool", "describe", "load", "warm_up"]
 
+_METHODS = {action: action.value for action in Action}
 _NO_FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -189,7 +190,7 @@ class TrialRuntime:
 
     def perform(self, action: Action, arguments: tuple[Any, ...] = ()) -> Any:
         """One action by its name, with positional arguments: the whole of a runtime for a router or a worker."""
-        perform: Callable[..., Any] = getattr(self, Action(action).value)
+        perform: Callable[..., Any] = getattr(self, _METHODS.get(action) or Action(action).value)
         return perform(*arguments)
 
     def close(self) -> list[str]:

@@ -50,7 +50,7 @@ IMPURE = {
 """What pure modules do not import."""
 
 WORKER_SIDE = {"pool.guards", "pool.host", "pool.leaving", "pool.link", "pool.nursery_main", "pool.printed",
-               "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
+               "pool.rehearsal", "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
 WORKER_MAY = {
     "arguments", "catalogue", "data", "environment", "errors", "guide", "jobs", "lean", "pool.glance", "pool.logs",
     "pool.main_script", "pool.wire", "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",

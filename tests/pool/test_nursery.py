@@ -77,6 +77,7 @@ async def test_workers_outlive_the_nursery_and_the_next_one_gets_another() -> No
         await eventually(lambda: workers.statistics().nursery_pid is None)
         assert (await once(workers, PARENTS))[0] == before
         os.kill(before, signal.SIGKILL)
+        await eventually(lambda: workers.statistics().workers[0].pid != before)
         after, second = await once(workers, PARENTS)
     assert before != after
     assert second != first
@@ -179,6 +180,7 @@ async def test_a_nursery_that_was_stopped_is_replaced(monkeypatch: pytest.Monkey
         before, first = await once(workers, PARENTS)
         os.kill(first, signal.SIGSTOP)
         os.kill(before, signal.SIGKILL)
+        await eventually(lambda: workers.statistics().workers[0].pid != before)
         with anyio.fail_after(30):
             after, second = await once(workers, PARENTS)
     assert before != after
