@@ -175,7 +175,8 @@ class Host:
         self._helpers |= guards.child_pids() - children
         catalogue = {} if request.described else describe(environments)
         warm_up(environments)
-        rehearsal.rehearse(Path(self._spec.work_root))  # what is made and cached by a first time, forks then have
+        if self._nursery is None:  # which has done so: what is made and cached by a first time, forks then have
+            rehearsal.rehearse(Path(self._spec.work_root))
         opened = set(guards.open_resources().items()) - set(before.items())
         notes = tuple(
             f"loading the environments left {what} open; forked trials would share it: "

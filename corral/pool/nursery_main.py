@@ -19,14 +19,12 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NoReturn
 
-from corral.environment import Environment
-from corral.pool import guards, host
+from corral.pool import guards, host, rehearsal
 from corral.pool.link import Link
 from corral.pool.wire import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
-from corral.runtime import load, warm_up
-from corral.tools import tool
 
 PATIENCE = 2.0
 """Seconds that workers may take to end by themselves when the supervisor is gone."""
@@ -39,7 +37,7 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         guards.become_leader()
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
-        _warm_up(spec.modules)
+        _warm_up(spec.modules, Path(spec.log_path).parent)
         if guards.thread_count() == 1:
             gc.freeze()  # forks share these pages for as long as the collector does not touch them
             gc.enable()
@@ -50,21 +48,12 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         os._exit(0)
 
 
-class _Sample(Environment):
-    """An environment like any."""
-
-    @tool
-    def repeat(self, text: str, times: int = 1) -> str:
-        """A tool like any."""
-        return text * times
-
-
-def _warm_up(modules: Iterable[str]) -> None:
+def _warm_up(modules: Iterable[str], folder: Path) -> None:
     """Load and compile what every worker will need, by a use of it."""
     for name in modules:
         importlib.import_module(name)
     pkgutil.get_importer(os.devnull)  # as for a main script
-    warm_up(load(lambda: {"sample": _Sample("sample")}))
+    rehearsal.rehearse(folder)
 
 
 class _Nursery:
