@@ -50,6 +50,7 @@ from corral.pool.wire import (
     ProcessEnded,
     ProcessStarted,
     Refused,
+    Serves,
     StartProcess,
 )
 from corral.types import FreshMode
@@ -81,6 +82,8 @@ class TrialProcess:
         self.visitor = visitor
         self.number = visitor.ticket.number
         self.pid: int = 0
+        self.confirmed = anyio.Event()
+        """Its worker knows that it serves; or it has ended."""
         self.ended = anyio.Event()
         self.end: ProcessEnded | None = None
         self._doom: TrialError | None = None
@@ -204,6 +207,7 @@ class TrialProcess:
         """The worker's report, or its loss."""
         self.end = end
         self.ended.set()
+        self.confirmed.set()
         self.visitor.give_up()
         if not self._asking:  # its answer may have come just before its end
             self._close()
@@ -237,7 +241,6 @@ class Worker:
         self._finishing = False
         """Whether it was told to end what it started, close its connection and wait for its kill."""
         self._processes: dict[int, TrialProcess] = {}
-        self._ahead = Ahead(self)
 
     @property
     def pid(self) -> int:
@@ -251,7 +254,8 @@ class Worker:
 
     async def start(self, tasks: TaskGroup, load: Load, patience: float, what: str) -> Loaded:
         """Spawn it and let it load, within ``patience`` seconds. EnvStartError if it could not; then it is gone."""
-        self._tasks, self._load, self._patience, self._what = tasks, load, patience, what
+        self._tasks, self._patience, self._what = tasks, patience, what
+        self._ahead = Ahead(self, 0 if load.reused else load.renewed_after)
         try:
             with anyio.fail_after(patience):
                 tasks.start_soon(self._call)
@@ -272,7 +276,7 @@ class Worker:
         if isinstance(answer, Loaded):
             self._usual = answer.fresh
             tasks.start_soon(self._listen)
-            self._prepare_next(answer.fresh, self.gone)
+            tasks.start_soon(self._ahead.prepare, answer.fresh, self.gone)
             return answer
         await self.kill()
         if isinstance(answer, LoadFailed):
@@ -353,6 +357,9 @@ class Worker:
             case ProcessStarted(number, pid):
                 if process := self._processes.get(number):
                     process.has_started(pid)
+            case Serves(number):
+                if process := self._processes.get(number):
+                    process.confirmed.set()
             case ProcessEnded() as end:
                 if process := self._processes.pop(end.number, None):
                     self._listener.forget(process.visitor)
@@ -368,12 +375,8 @@ class Worker:
         fresh = self._usual if fresh == "auto" else fresh
         process = await self._ahead.take(fresh) or await self._make(fresh)
         if process is not None:
-            self._prepare_next(fresh, process.ended)
+            self._tasks.start_soon(self._ahead.prepare, fresh, process.ended)
         return process
-
-    def _prepare_next(self, fresh: FreshMode, over: anyio.Event) -> None:
-        if not self._load.reused:
-            self._tasks.start_soon(self._ahead.prepare, fresh, over)
 
     async def _make(self, fresh: FreshMode) -> TrialProcess | None:
         if self.gone.is_set():
@@ -403,7 +406,7 @@ class Worker:
         visitor = process.visitor
         try:
             with anyio.fail_after(self._patience):  # a new interpreter may still have to load
-                await self._arrival(visitor)
+                await self._brought(visitor.arrived)
         except TimeoutError:
             raise await (self._slow_birth(process) if process.pid else self._slow_start()) from None
         except BaseException:
@@ -418,12 +421,17 @@ class Worker:
             return False
         raise await process.reason("start of the trial process")
 
-    async def _arrival(self, visitor: Visitor) -> None:
-        """Wait for a trial process. A worker that somebody has stopped would never make it, and is killed."""
-        while not visitor.arrived.is_set():
+    async def confirms(self, process: TrialProcess) -> bool:
+        """Whether this worker was there after it was told that the process serves."""
+        await self._brought(process.confirmed)
+        return not process.ended.is_set()
+
+    async def _brought(self, event: anyio.Event) -> None:
+        """Wait for what this worker brings about. One that somebody has stopped never would, and is killed."""
+        while not event.is_set():
             with anyio.move_on_after(STOPPED_AFTER):
-                await visitor.arrived.wait()
-            if not visitor.arrived.is_set() and is_stopped(self.pid):
+                await event.wait()
+            if not event.is_set() and is_stopped(self.pid):
                 await self.kill()
 
     async def stop(self) -> None:

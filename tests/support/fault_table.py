@@ -35,11 +35,11 @@ def _row(start: str, fork: str, setup: str, tool: str, scoring: str, close: str,
 
 def _death(status: int) -> dict[str, str]:
     died = f"worker_died: {status}"
-    return _row(_AGAIN, died, died, died, died, _WARNED, _NEW)
+    return _row(_AGAIN, _OK, died, died, died, _WARNED, _NEW)
 
 
 def _hang(between: str = _NEW) -> dict[str, str]:
-    return _row(_AGAIN, "env_start", "env_start", "tool_timeout", "scoring", _WARNED, between)
+    return _row(_AGAIN, _OK, "env_start", "tool_timeout", "scoring", _WARNED, between)
 
 
 _BY_FAULT = {
@@ -54,11 +54,11 @@ _BY_FAULT = {
     "SIGSTOP": _hang(),
     "hangs in Python": _hang(_WARNED),
     "hangs and holds the GIL": _hang(),
-    "fills the memory": _row(_AGAIN, "env_start", "memory", "memory", "memory", _WARNED, _NEW),
+    "fills the memory": _row(_AGAIN, _OK, "memory", "memory", "memory", _WARNED, _NEW),
     "garbage on descriptors 1 and 2": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
     "10 MB on standard error": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
     "a result that cannot be sent": _row(_OK, _OK, _OK, "serialization", "scoring", _OK, _WARNED),
-    "closes all descriptors": _row(_AGAIN, "env_start", _LOST, _LOST, _LOST, _WARNED, _NEW),
+    "closes all descriptors": _row(_AGAIN, _OK, _LOST, _LOST, _LOST, _WARNED, _NEW),
     "leaves a grandchild": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
 }
 
@@ -84,7 +84,7 @@ every one of these faults strike in every place. `tests/support/fault_table.py` 
 | spawn | the main script, imported by a new worker | `start_timeout` |
 | hello | what it left running, before the worker has connected | `start_timeout` |
 | load | the builder of the environments | `start_timeout` |
-| fork | handlers of `os.register_at_fork`, in the trial process | `start_timeout` |
+| fork | handlers of `os.register_at_fork`, in a trial process that was made ahead of time | `start_timeout` |
 | set-up | `setup_fn` | `setup_timeout` |
 | tool | a tool | `tool_timeout` |
 | scoring | `score` | `trial_timeout` |
