@@ -406,7 +406,7 @@ class Worker:
         visitor = process.visitor
         try:
             with anyio.fail_after(self._patience):  # a new interpreter may still have to load
-                await self._brought(visitor.arrived)
+                await self._brought(visitor.arrived, process)
         except TimeoutError:
             raise await (self._slow_birth(process) if process.pid else self._slow_start()) from None
         except BaseException:
@@ -423,16 +423,19 @@ class Worker:
 
     async def confirms(self, process: TrialProcess) -> bool:
         """Whether this worker was there after it was told that the process serves."""
-        await self._brought(process.confirmed)
+        await self._brought(process.confirmed, process)
         return not process.ended.is_set()
 
-    async def _brought(self, event: anyio.Event) -> None:
-        """Wait for what this worker brings about. One that somebody has stopped never would, and is killed."""
+    async def _brought(self, event: anyio.Event, process: TrialProcess) -> None:
+        """Wait for what this worker or the process brings about. One that was stopped never would, and is killed."""
         while not event.is_set():
             with anyio.move_on_after(STOPPED_AFTER):
                 await event.wait()
-            if not event.is_set() and is_stopped(self.pid):
-                await self.kill()
+            if not event.is_set():
+                if is_stopped(self.pid):
+                    await self.kill()
+                elif is_stopped(process.pid):
+                    await process.kill()
 
     async def stop(self) -> None:
         """End it with all that it started: ask, then kill."""
