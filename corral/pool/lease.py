@@ -100,10 +100,10 @@ class Lease:
         """Ask something of an open trial. Raises the TrialError that ended it, or what the request failed with."""
         return await self._living().request(Perform(runtime_id, action, arguments), phase)
 
-    async def close_trial(self, runtime_id: str) -> Closed:
-        """Close an open trial."""
+    async def close_trial(self, runtime_id: str, *, last: bool = False) -> Closed:
+        """Close an open trial. ``last``: none follows in this lease, so a process that is its own ends at once."""
         process = self._living()
-        closed = await process.request(Close(runtime_id), "close")
+        closed = await process.request(Close(runtime_id, last and self._config.reuse != "worker"), "close")
         assert isinstance(closed, Closed)
         process.log_start = closed.log_end
         return closed

@@ -225,6 +225,8 @@ class Close:
     """To a trial process: close a trial runtime."""
 
     runtime_id: str
+    last: bool = False
+    """Whether nothing follows: it then ends, as by Finish."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,8 +161,11 @@ class TrialProcess:
         channel = self.visitor.channel
         with anyio.CancelScope(shield=True):
             if self.alive and channel is not None and not self._asking:  # with a call in flight it would not listen
-                with anyio.move_on_after(patience), contextlib.suppress(anyio.EndOfStream):
-                    await channel.send(Finish())
+                with anyio.move_on_after(patience) as limit:
+                    try:
+                        await channel.send(Finish())
+                    except anyio.EndOfStream:  # it may just have ended by itself, and is about to be reported
+                        limit.deadline = anyio.current_time() + REPORT_PATIENCE
                     await self.ended.wait()
             await self.kill()
 
