@@ -79,8 +79,11 @@ class Ahead:
         return process if serves else None
 
     async def prepare(self, fresh: FreshMode, over: anyio.Event) -> None:
-        """Have one made: when a processor is idle, ``over`` is set, or after a PAUSE."""
-        if not has_idle_processor():
+        """Have one made: when a processor is idle, ``over`` is set, or after a PAUSE.
+
+        An interpreter that loads computes for longer than one can tell that a processor will be idle.
+        """
+        if fresh == "spawn" or not has_idle_processor():
             with anyio.move_on_after(PAUSE):
                 await over.wait()
         if fresh in self._waiting or self._to_come < 1:
