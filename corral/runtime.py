@@ -266,6 +266,12 @@ class TrialRuntime:
                 self.warnings.append(f"close of task {self.spec.task_id!r} failed: {ErrorRecord.of(error)}")
         self._process.leave()
         if not self._keep:
+            self._remove_workspace()
+
+    def _remove_workspace(self) -> None:
+        try:
+            self.workspace.rmdir()  # most are empty, and a tree takes a dozen steps more
+        except OSError:
             shutil.rmtree(self.workspace, ignore_errors=True)
             if self.workspace.exists():
                 self.warnings.append(f"the workspace {self.workspace} could not be removed whole")

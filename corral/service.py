@@ -218,7 +218,7 @@ class TrialService:
             async with trial.turn:
                 goes_on = trial.host.end_of_process() is None
                 with anyio.fail_after(seconds):
-                    return await trial.host.close_trial(trial.runtime_id)
+                    return await trial.host.close_trial(trial.runtime_id, last=trial.episode_id is None)
         except TimeoutError:
             await trial.host.kill()
             warning = f"close did not end within {seconds:g} s; its process was killed"

@@ -104,10 +104,10 @@ class Lease:
         """The same: Done, if it is answered at once, else what waits for the answer, to be awaited next."""
         return self._living().ask(Perform(runtime_id, action, arguments), phase)
 
-    async def close_trial(self, runtime_id: str) -> Closed:
-        """Close an open trial."""
+    async def close_trial(self, runtime_id: str, *, last: bool = False) -> Closed:
+        """Close an open trial. ``last``: none follows in this lease, so a process that is its own ends at once."""
         process = self._living()
-        closed = await process.request(Close(runtime_id), "close")
+        closed = await process.request(Close(runtime_id, last and self._config.reuse != "worker"), "close")
         assert isinstance(closed, Closed)
         process.log_start = closed.log_end
         return closed

@@ -100,7 +100,12 @@ class WorkerPool:
         self.warnings: tuple[str, ...] = ()
         self.fresh = self.config.fresh
         self._what = f"building the environments ({describe_builder(build_envs)})"
-        self._load = Load(_pickle(build_envs), self.config.fresh, reused=self.config.reuse == "worker")
+        self._load = Load(
+            _pickle(build_envs),
+            self.config.fresh,
+            reused=self.config.reuse == "worker",
+            renewed_after=self.config.max_trials_per_worker,
+        )
         self._slots = Slots()
         self._closing = False
 

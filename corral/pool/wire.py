@@ -126,6 +126,8 @@ class Load:
     """Whether one process serves many leases: then it says what each trial leaves behind."""
     described: bool = False
     """Whether the pool knows the catalogue already: then the worker's is empty."""
+    renewed_after: int | None = None
+    """Trials after which another worker takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,10 @@ class StartProcess:
 
 @dataclass(frozen=True, slots=True)
 class Serves:
-    """To a worker: the trial process of ticket ``number``, made ahead of time, has a lease to serve from now on."""
+    """To a worker: the trial process of ticket ``number``, made ahead of time, serves a lease from now on.
+
+    And back: so it is there, and will tell how that one ends.
+    """
 
     number: int
 
@@ -228,6 +233,8 @@ class Close:
     """To a trial process: close a trial runtime."""
 
     runtime_id: str
+    last: bool = False
+    """Whether nothing follows: it then ends, as by Finish."""
 
 
 @dataclass(frozen=True, slots=True)
