@@ -24,7 +24,7 @@ from typing import Protocol, Self
 from anyio import CancelScope, Event
 
 from corral.errors import CorralError, JournalError, ProtocolError
-from corral.records import Record, as_recorded, to_record
+from corral.records import Line, recorded
 from corral.threads import call_blocking
 from corral.types import TaskTrialResult, TrialKey
 
@@ -32,8 +32,8 @@ from corral.types import TaskTrialResult, TrialKey
 class Appendable(Protocol):
     """What a collector needs of a journal."""
 
-    def append(self, records: list[Record]) -> object:
-        """Make ``records`` durable, or raise."""
+    def append(self, lines: list[Line]) -> object:
+        """Make ``lines`` durable, or raise."""
 
 
 @dataclass(eq=False)
@@ -152,16 +152,15 @@ class Collector:
 
     def _append(self, batch: list[_Entry]) -> None:
         """In a worker thread: make the batch durable."""
-        records = []
+        lines = []
         for entry in batch:
             try:
-                entry.result = as_recorded(entry.result)
-                mark = {"replaces": True} if entry.replaces else {}
-                records.append(to_record(entry.result) | mark)
+                line, entry.result = recorded(entry.result, replaces=entry.replaces)
+                lines.append(line)
             except CorralError as error:  # a result that is none concerns its own task only
                 entry.error = error
-        if records:
-            self._journal.append(records)
+        if lines:
+            self._journal.append(lines)
 
     def _fail(self, batch: list[_Entry], failure: CorralError, cause: BaseException | None) -> None:
         """The run is over: nothing more is written, and all of ``batch`` hear why."""

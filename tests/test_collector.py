@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from anyio.lowlevel import checkpoint
 from corral.collector import Collector
 from corral.errors import JournalError, ProtocolError
 from corral.journal import Header, Journal
-from corral.records import Record
+from corral.records import Line, Record
 from corral.types import TaskTrialResult, TrialKey
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +33,8 @@ class SlowDisk:
         self.gate = threading.Semaphore(0 if held else 1_000_000)
         self.error: Exception | None = None
 
-    def append(self, records: list[Record]) -> None:
+    def append(self, lines: list[Line]) -> None:
+        records = [json.loads(line.data) for line in lines]
         self.started.release()
         assert self.gate.acquire(timeout=20)
         if self.error is not None:

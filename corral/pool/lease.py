@@ -139,10 +139,9 @@ class Lease:
         return self._process.output if self._process else ""
 
     async def end(self) -> None:
-        """End the trial process, unless it is to be reused."""
-        with anyio.CancelScope(shield=True):
-            process = self.slot.process
-            if process is not None and not (self._config.reuse == "worker" and process.alive):
-                await process.finish()
-                self.slot.process = None
-            self.slot.busy_seconds += time.monotonic() - self._began
+        """End the trial process, unless it is to be reused. Not to be cancelled: the pool sees to that."""
+        process = self.slot.process
+        if process is not None and not (self._config.reuse == "worker" and process.alive):
+            await process.finish()
+            self.slot.process = None
+        self.slot.busy_seconds += time.monotonic() - self._began
