@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 
 import anyio
@@ -28,6 +29,16 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def has_idle_processor() -> bool:
+    """Whether no more computes on this machine now than it has processors. Where that is not known: no."""
+    try:
+        with open("/proc/loadavg", "rb") as averages:
+            running, _, _ = averages.read().split()[3].partition(b"/")
+        return int(running) <= (os.cpu_count() or 1)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
 def descendants(pid: int) -> list[psutil.Process]:
     """All below a process; none if that is not known, or gone."""
     try:
@@ -41,6 +52,22 @@ def signal_all(processes: list[psutil.Process], number: int) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
+
+
+def tree_rss(pid: int) -> int:
+    """Resident memory (bytes) of a process and all below it; 0 if it is gone."""
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    total = 0
+    for process in processes:
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return total
 
 
 async def see_off(processes: list[psutil.Process]) -> None:
