@@ -241,10 +241,11 @@ class TrialDriver:
 
     async def _run_agent(self, job: Job, course: _Course, bound: Any) -> None:
         course.agent = await self._crew.hire(self._identity.context(job.key))
-        interface = self._connection.interface_for(course.agent, bound)
+        on_loop = runs_on_loop(course.agent)
+        interface = self._connection.interface_for(on_loop, bound)
         given, failure = None, None
         try:
-            if runs_on_loop(course.agent):
+            if on_loop:
                 given = await _on_loop(course.agent, interface, job.key.task_id)
             else:
                 given = await call_blocking(_in_thread, course.agent, interface, job.key.task_id)

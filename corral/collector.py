@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 from anyio import CancelScope, Event
@@ -38,13 +38,19 @@ class Appendable(Protocol):
 
 @dataclass(eq=False)
 class _Entry:
-    """A result on its way to the disk. ``woken`` is set when it is settled, or when it is its task's turn to write."""
+    """A result on its way to the disk."""
 
     result: TaskTrialResult
     replaces: bool
-    woken: Event = field(default_factory=Event)
+    woken: Event | None = None
+    """What its task waits for, if it does: that it is settled, or that it is that task's turn to write."""
     settled: bool = False
     error: Exception | None = None
+
+    def wake(self) -> None:
+        """Let its task go on."""
+        if self.woken is not None:
+            self.woken.set()
 
 
 class Collector:
@@ -64,7 +70,8 @@ class Collector:
         self._seen: set[TrialKey] = set()
         self._queue: deque[_Entry] = deque()
         self._writing = False
-        self._idle = Event()
+        self._idle: Event | None = None
+        """What waits for the end of the write that is under way."""
         self._failure: CorralError | None = None
         self._closed = False
 
@@ -102,6 +109,7 @@ class Collector:
         with CancelScope(shield=True):
             while self._writing or self._queue:
                 if self._writing:
+                    self._idle = self._idle or Event()
                     await self._idle.wait()
                 else:
                     await self._write_queued()
@@ -118,7 +126,7 @@ class Collector:
         """Write all that is queued at this moment, settle it, and wake whoever is to write next."""
         batch = list(self._queue)
         self._queue.clear()
-        self._writing, self._idle = True, Event()
+        self._writing = True
         try:
             await self._write(batch)
         except BaseException as error:
@@ -130,10 +138,12 @@ class Collector:
             self._writing = False
             for entry in batch:
                 entry.settled = True
-                entry.woken.set()
+                entry.wake()
             if self._queue:
-                self._queue[0].woken.set()
-            self._idle.set()
+                self._queue[0].wake()
+            if self._idle is not None:
+                self._idle.set()
+                self._idle = None
 
     async def _write(self, batch: list[_Entry]) -> None:
         try:

@@ -15,7 +15,6 @@ from typing import Any
 
 import anyio
 
-from corral.crew import runs_on_loop
 from corral.errors import ConfigError, NotFound
 from corral.plan import Plan
 from corral.pool.config import WorkerPoolConfig
@@ -90,10 +89,10 @@ class Connection:
             opened["trial_runtime_id"], task_id, verbosity=settings.tool_verbosity, workspace=opened.get("workspace")
         )
 
-    def interface_for(self, agent: Any, bound: Any) -> Any:
-        """The trial's router as the agent wants it: asynchronous on the loop, synchronous in a thread."""
+    def interface_for(self, on_loop: bool, bound: Any) -> Any:
+        """The trial's router as its agent wants it: asynchronous on the loop, synchronous in a thread."""
         is_async = _is_async(bound.execute_tool)
-        if runs_on_loop(agent):
+        if on_loop:
             return bound if is_async else _InThreads(bound)
         return SyncRouter(bound, self._bridge.call) if is_async else bound
 
