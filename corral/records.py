@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, lru_cache
 from sys import intern
 from typing import Any, NamedTuple, NoReturn
 
@@ -126,7 +126,13 @@ def _attempt(values: Mapping[str, Any]) -> Attempt:
 
 
 def _worker(values: Mapping[str, Any] | None) -> WorkerRef | None:
-    return None if values is None else WorkerRef(**known_fields(WorkerRef, values))
+    return None if values is None else _worker_ref(*known_fields(WorkerRef, values).items())
+
+
+@lru_cache(maxsize=256, typed=True)
+def _worker_ref(*items: tuple[str, Any]) -> WorkerRef:
+    """A trial and its last attempt share one, and so do all trials of a process."""
+    return WorkerRef(**dict(items))
 
 
 def _failure(value: str | None) -> FailureKind | None:
