@@ -74,7 +74,8 @@ _LIMITS = {
 """The planner's resources in the words of those who set them."""
 
 RunTrial = Callable[[Job, Callable[[], None]], Awaitable[TaskTrialResult]]
-Record = Callable[[Job, TaskTrialResult], Awaitable[TaskTrialResult]]
+Record = Callable[[Job, TaskTrialResult, bool], Awaitable[TaskTrialResult]]
+"""Records a result; the last argument says whether something waits for the record."""
 SkipTrial = Callable[[Job, Unreachable], Coroutine[Any, Any, None]]
 CloseEpisode = Callable[[Episode], Awaitable[None]]
 
@@ -251,11 +252,11 @@ class Scheduler:
             self._put_off(job, error.left, tasks)
             return
         if job.episode.is_chain or self._limits.global_trials == 1:
-            await self._go_on(job, await self._record(job, result), held, tasks)
+            await self._go_on(job, await self._record(job, result, True), held, tasks)
             return
         self._planner.release(job.key)
         self._admit(tasks)
-        await self._record(job, result)
+        await self._record(job, result, not self._planner.waiting)
         del self._jobs[job.key], self._courses[job.episode.episode_id]
 
     async def _go_on(self, job: Job, result: TaskTrialResult, held: set[str], tasks: TaskGroup) -> None:

@@ -260,14 +260,14 @@ class Session:
         pool.share_out(pool.size)
         return pool.size
 
-    async def _record(self, job: Job, result: TaskTrialResult) -> TaskTrialResult:
-        return await self._collector.record(result, replaces=job.key in self.results)
+    async def _record(self, job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
+        return await self._collector.record(result, replaces=job.key in self.results, hurry=hurry)
 
     async def _skip(self, job: Job, lost: Unreachable) -> None:
         why = "did not succeed"
         if lost.failed != lost.broken_by:
             why = f"was not run either, since {lost.failed!r} did not succeed"
-        await self._record(job, _not_run(job, lost.broken_by, why))
+        await self._record(job, _not_run(job, lost.broken_by, why), True)
 
     def _lost_output(self, job: Job, earlier: AbstractSet[TrialKey]) -> tuple[str, str] | None:
         """A parent whose output an earlier run left, if the router cannot be given it, and why it is lost."""

@@ -215,9 +215,11 @@ async def test_the_next_trial_runs_while_a_record_is_on_its_way(at_once: int) ->
     stage = Stage()
     written = anyio.Event()
     handed_over: list[str] = []
+    hurries: list[bool] = []
 
-    async def record(job: Job, result: TaskTrialResult) -> TaskTrialResult:
+    async def record(job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
         handed_over.append(str(job.key))
+        hurries.append(hurry)
         await written.wait()
         return result
 
@@ -236,6 +238,7 @@ async def test_the_next_trial_runs_while_a_record_is_on_its_way(at_once: int) ->
             assert len(stage.log) == (3 if at_once > 1 else 1)
             written.set()
     assert handed_over == stage.log == ["0#0", "1#0", "2#0"]
+    assert hurries == [at_once == 1, at_once == 1, True]
     assert stage.most == 1
 
 
@@ -243,7 +246,7 @@ async def test_a_dependent_waits_for_its_parents_record() -> None:
     stage = Stage()
     recorded: list[str] = []
 
-    async def record(job: Job, result: TaskTrialResult) -> TaskTrialResult:
+    async def record(job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
             assert "b#0" not in stage.log or recorded

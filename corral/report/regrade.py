@@ -178,8 +178,8 @@ class _Regrading:
         try:
             async with Collector(journal, self._display.recorded) as collector:
 
-                async def record(job: Job, result: TaskTrialResult) -> TaskTrialResult:
-                    return await collector.record(result)
+                async def record(job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
+                    return await collector.record(result, hurry=hurry)
 
                 scheduler = Scheduler(
                     self._settings.limits,

@@ -71,6 +71,6 @@ def run_on(machine: int) -> BenchmarkResult:
     )
 
 
-async def told(job: Job, result: TaskTrialResult) -> TaskTrialResult:
+async def told(job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
     """What a scheduler does with a result that needs no journal."""
     return result
