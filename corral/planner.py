@@ -79,6 +79,11 @@ _Entry = tuple[int, int, int, "Request | _Node"]
 """A place in a line or a heap: the order and the sequence number of a request, a tie-breaker, and who stands there."""
 
 
+_NO_ENTRIES: list[_Entry] = []
+_NO_CHILDREN: dict[tuple[str, int], _Node] = {}
+"""Of all nodes without children, which nearly all are: what they do not have need not be looked at in memory."""
+
+
 @dataclass(eq=False, slots=True)
 class _Node:
     """What waits for one more demand than its parent."""
@@ -90,12 +95,20 @@ class _Node:
     """The requests that wait here, in order; some of them may have been withdrawn."""
     gone: int = 0
     """How many entries at the start of the line have left it."""
-    heap: list[_Entry] = field(default_factory=list)
+    heap: list[_Entry] = field(default_factory=lambda: _NO_ENTRIES)
     """The children that something waits below, by their best request; entries may have been replaced since."""
-    children: dict[tuple[str, int], _Node] = field(default_factory=dict)
+    children: dict[tuple[str, int], _Node] = field(default_factory=lambda: _NO_CHILDREN)
     entry: _Entry | None = None
     """Its entry in the parent's heap; None while it is parked, or nothing waits below it."""
     parked: bool = False
+
+    def child(self, demand: tuple[str, int]) -> _Node:
+        """The node for one more demand."""
+        if self.children is _NO_CHILDREN:
+            self.children, self.heap = {}, []
+        if demand not in self.children:
+            self.children[demand] = _Node(self, *demand)
+        return self.children[demand]
 
     def line_up(self, entry: _Entry) -> None:
         """Let a request wait here."""
@@ -178,9 +191,7 @@ class Planner:
                 )
         node = self._root
         for demand in _path(request.demands):
-            if demand not in node.children:
-                node.children[demand] = _Node(node, *demand)
-            node = node.children[demand]
+            node = node.child(demand)
         entry = (request.order, next(self._numbers), 0, request)
         self._waiting[request.key] = entry
         node.line_up(entry)
