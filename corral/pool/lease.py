@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import anyio
-
 from corral.errors import NotFound, TrialError, WorkerDied
 from corral.pool.ahead import is_there
 from corral.pool.backend import Asked, SlotProcess, SlotWorker, result_of
@@ -131,10 +129,9 @@ class Lease:
         return self._process.output if self._process else ""
 
     async def end(self) -> None:
-        """End the trial process, unless it is to be reused."""
-        with anyio.CancelScope(shield=True):
-            process = self.slot.process
-            if process is not None and not (self._config.reuse == "worker" and process.alive):
-                await process.finish()
-                self.slot.process = None
-            self.slot.busy_seconds += time.monotonic() - self._began
+        """End the trial process, unless it is to be reused. Not to be cancelled: the pool sees to that."""
+        process = self.slot.process
+        if process is not None and not (self._config.reuse == "worker" and process.alive):
+            await process.finish()
+            self.slot.process = None
+        self.slot.busy_seconds += time.monotonic() - self._began
