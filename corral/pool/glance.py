@@ -91,8 +91,10 @@ class Glance:
         self._began = now = perf_counter()
         if not self._pays or _AT_ONCE is None:
             return None
-        if peer != NOWHERE and peer == here() and not self._step_aside(now):
-            return None
+        if peer != NOWHERE and peer == here():
+            if not self._step_aside(now):
+                return None
+            now = perf_counter()
         if self._skip:
             self._skip -= 1
             return None
@@ -115,6 +117,7 @@ class Glance:
         if now < self._next_step:
             return False
         self._next_step = now + STEP_PAUSE
+        self._skip = 0
         return step_aside()
 
     def learn(self) -> None:
