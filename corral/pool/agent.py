@@ -13,6 +13,7 @@ import contextlib
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -46,8 +47,6 @@ class AgentSettings:
     """Where the logs of its slots are kept; None: in a temporary folder, for the run only."""
     memory_limit: int | None
     """Bytes that a trial process and all below it may hold."""
-    node: str | None = None
-    """Its own name, where there are others."""
 
 
 class Agent:
@@ -96,7 +95,7 @@ class Agent:
             visitor = self._listener.expect()
             try:
                 place = self._place(spec, visitor.ticket)
-                worker = Worker(place, visitor, self._listener, await self._interpreter_for(place), self._settings.node)
+                worker = Worker(place, visitor, self._listener, await self._interpreter_for(place), spec.node)
                 loaded = await worker.start(self._tasks, spec.load, spec.patience, spec.what)
             finally:
                 self._listener.forget(visitor)
@@ -104,12 +103,17 @@ class Agent:
             await worker.kill()
             raise EnvStartError("the worker pool is closed")
         self._workers.add(worker)
-        self._tasks.start_soon(self._forget, worker)
+        self.tell_when_gone(worker, lambda: self._workers.discard(worker))
         return worker, loaded, time.monotonic() - began
 
-    async def _forget(self, worker: Worker) -> None:
-        await worker.gone.wait()
-        self._workers.discard(worker)
+    def tell_when_gone(self, worker: Worker, call: Callable[[], object]) -> None:
+        """Call ``call`` once the worker is gone."""
+
+        async def wait() -> None:
+            await worker.gone.wait()
+            call()
+
+        self._tasks.start_soon(wait)
 
     def _is_closing(self) -> bool:
         return self._closing

@@ -58,6 +58,8 @@ class SlotSpec:
     """Seconds until it has to be loaded."""
     what: str
     """What loading does, in words."""
+    node: str | None = None
+    """The name of the node, where there are several."""
 
 
 class SlotProcess(Protocol):

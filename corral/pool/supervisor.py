@@ -30,6 +30,7 @@ from corral.errors import ConfigError, CorralError, EnvStartError, ErrorRecord, 
 from corral.pool.agent import AgentSettings
 from corral.pool.backend import Node, SlotBackend, SlotSpec, SlotWorker
 from corral.pool.config import WorkerPoolConfig
+from corral.pool.dask.config import DaskConfig
 from corral.pool.entry import refuse_in_worker
 from corral.pool.lease import Lease
 from corral.pool.lifecycle import WorkerEvent, WorkerState
@@ -197,7 +198,7 @@ class WorkerPool:
                 self._fatal = failure
             pause = streak.pause_after(failure, time.monotonic(), loaded=bool(self.catalogue))
             if self._fatal or pause is None:
-                slot.error = streak.reason(failure)
+                slot.error, slot.node = streak.reason(failure), None
                 slot.advance(WorkerEvent.GIVE_UP)
                 self._slots.hand_out()
                 return
@@ -297,7 +298,12 @@ def _statistics_of(slot: Slot) -> WorkerStatistics:
 
 def _backend_of(config: WorkerPoolConfig) -> SlotBackend:
     logs = None if config.log_dir is None else str(Path(config.log_dir).resolve())
-    return LocalBackend(AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes))
+    settings = AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes)
+    if config.backend == "local":
+        return LocalBackend(settings)
+    from corral.pool.dask.backend import DaskBackend
+
+    return DaskBackend(settings, config.dask or DaskConfig())
 
 
 def _make_log_folder(folder: str | os.PathLike[str]) -> None:

@@ -109,6 +109,11 @@ class TrialProcess:
             case _:
                 raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
 
+    def pass_on(self) -> None:
+        """Its answers are for somebody else: give them unread, as frames."""
+        if self._visitor.channel is not None:
+            self._visitor.channel.pass_on()
+
     async def exchange(self, message: Message) -> Message:
         """Send a message and wait for the next one. NoAnswer where there will be none."""
         channel = self._visitor.channel
