@@ -36,7 +36,7 @@ _idle: list[SimpleQueue[_Job]] = []
 
 async def call_blocking(function: Callable[[*Ts], T], *args: *Ts) -> T:
     """Run ``function(*args)`` in a daemon thread and wait for what it gives or raises."""
-    soon, done = _soon(), anyio.Event()
+    soon, done = loop_caller(), anyio.Event()
     outcome: list[tuple[bool, Any]] = []
     context = contextvars.copy_context()
     context.run(_leave_loop)
@@ -74,7 +74,7 @@ def _note_library(name: str | None) -> None:
         sniffio.current_async_library_cvar.set(name)
 
 
-def _soon() -> Callable[[Callable[[], object]], object]:
+def loop_caller() -> Callable[[Callable[[], object]], object]:
     """How any thread has the running event loop call something."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():

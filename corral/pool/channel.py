@@ -92,6 +92,10 @@ class Channel:
             self._last_turn = perf_counter()
         return data
 
+    def pass_on(self) -> None:
+        """From now on receive frames as they are, unread."""
+        self._decoder.pass_on()
+
     def close(self) -> None:
         """Close this end. Who waits on it gets the end of the stream."""
         if self._socket.fileno() >= 0:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hmac
 import pickle
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -293,12 +294,19 @@ class Closed:
         }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message that is passed on as it came: who does so does not know what it is."""
+
+    data: Buffer
+
+
 Message = (
     StartWorker | Load | Loaded | LoadFailed | StartProcess | ProcessStarted | ProcessEnded
-    | Open | Perform | Close | Finish | Done | Failed | Refused
+    | Open | Perform | Close | Finish | Done | Failed | Refused | Frame
 )  # fmt: skip
 
-_MESSAGES = frozenset(get_args(Message))
+_MESSAGES = frozenset(get_args(Message)) - {Frame}
 
 # ---- frames --------------------------------------------------------------------------------------------------------
 
@@ -335,6 +343,8 @@ def encode(message: Message) -> list[Buffer]:
 
     Raises SerializationError if it cannot be pickled or is larger than MAX_FRAME.
     """
+    if type(message) is Frame:
+        return [message.data]
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = pickle.dumps(_packed(message), protocol=5, buffer_callback=buffers.append)
@@ -407,6 +417,10 @@ class _Outline(NamedTuple):
         return message
 
 
+def _unread(_outline: _Outline, frame: bytearray) -> Frame:
+    return Frame(frame)
+
+
 @dataclass
 class _LargeFrame:
     """A frame that is being received in its place."""
@@ -426,6 +440,11 @@ class Decoder:
 
     _data: bytearray = field(default_factory=bytearray)
     _large: _LargeFrame | None = None
+    _read: Callable[[_Outline, bytearray], Message] = _Outline.message
+
+    def pass_on(self) -> None:
+        """From now on give frames as they are."""
+        self._read = _unread
 
     def feed(self, data: Buffer) -> None:
         """Add bytes that arrived."""
@@ -472,12 +491,12 @@ class Decoder:
             return None
         if len(data) == outline.end:
             self._data = bytearray()
-            return outline.message(data)
+            return self._read(outline, data)
         frame, self._data = data[: outline.end], data[outline.end :]
-        return outline.message(frame)
+        return self._read(outline, frame)
 
     def _next_large(self, large: _LargeFrame) -> Message | None:
         if large.filled < large.outline.end:
             return None
         self._large = None
-        return large.outline.message(large.bytes)
+        return self._read(large.outline, large.bytes)

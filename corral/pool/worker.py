@@ -23,19 +23,14 @@ import anyio
 from anyio import BrokenWorkerProcess
 from anyio.abc import TaskGroup
 
-from corral.errors import (
-    ConfigError,
-    EnvStartError,
-    ErrorRecord,
-    ProtocolError,
-    TrialError,
-    WorkerDied,
-)
+from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, TrialError
+from corral.pool.backend import SlotRef
 from corral.pool.channel import Channel, Listener, Visitor
+from corral.pool.ending import Ending, NoAnswer
 from corral.pool.interpreter import Interpreter
 from corral.pool.logs import as_text, tail
 from corral.pool.nursery import Fork
-from corral.pool.processes import descendants, find_process, is_stopped, see_off, signal_all
+from corral.pool.processes import descendants, find_process, is_stopped, see_off, signal_all, tree_rss
 from corral.pool.starts import ENDED, LostStart, SlowStart, with_output
 from corral.pool.wire import (
     Done,
@@ -51,6 +46,7 @@ from corral.pool.wire import (
     Refused,
     StartProcess,
 )
+from corral.threads import call_blocking
 from corral.types import FreshMode
 
 KILL_PATIENCE = 5.0
@@ -82,7 +78,8 @@ class TrialProcess:
         self.pid: int = 0
         self.ended = anyio.Event()
         self.end: ProcessEnded | None = None
-        self._doom: TrialError | None = None
+        self.doom: TrialError | None = None
+        """Why it was killed, where its requests are to say so."""
         self._killing = False
         self._asking = False
         self.log_start = 0
@@ -96,27 +93,14 @@ class TrialProcess:
     @property
     def alive(self) -> bool:
         """Whether it can be asked something."""
-        return self.pid != 0 and not self.ended.is_set() and self._doom is None
+        return self.pid != 0 and not self.ended.is_set() and self.doom is None
 
     async def request(self, message: Message, phase: str) -> Any:
         """Send a request and wait for its answer; ``phase`` says in words what it does."""
-        channel = self._visitor.channel
-        if channel is None or self._doom is not None or self.ended.is_set():
-            raise await self.reason(phase)
-        self._asking = True
         try:
-            await channel.send(message)
-            answer = await channel.receive()
-        except TrialError:  # it could not be sent, and nothing of it was: the process is as it was
-            raise
-        except (anyio.EndOfStream, ProtocolError) as error:
-            said = str(error) if isinstance(error, ProtocolError) else ""
-            raise await self.reason(phase, said) from None
-        except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
-            await self.kill(last_words=True)
-            raise
-        finally:
-            self._asking = False
+            answer = await self.exchange(message)
+        except NoAnswer as gone:
+            raise await self.reason(phase, gone.said) from None
         match answer:
             case Done(value):
                 return value
@@ -125,8 +109,40 @@ class TrialProcess:
             case _:
                 raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
 
+    def pass_on(self) -> None:
+        """Its answers are for somebody else: give them unread, as frames."""
+        if self._visitor.channel is not None:
+            self._visitor.channel.pass_on()
+
+    async def exchange(self, message: Message) -> Message:
+        """Send a message and wait for the next one. NoAnswer where there will be none."""
+        channel = self._visitor.channel
+        if channel is None or self.doom is not None or self.ended.is_set():
+            raise NoAnswer
+        self._asking = True
+        try:
+            await channel.send(message)
+            return await channel.receive()
+        except TrialError:  # it could not be sent, and nothing of it was: the process is as it was
+            raise
+        except (anyio.EndOfStream, ProtocolError) as error:
+            raise NoAnswer(str(error) if isinstance(error, ProtocolError) else "") from None
+        except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
+            await self.kill(last_words=True)
+            raise
+        finally:
+            self._asking = False
+
     async def reason(self, phase: str, said: str = "") -> TrialError:
         """Why there is no answer. ``said``: what is wrong with what came instead."""
+        ending, output = await self.ending(said), self.output
+        if self.doom is not None:
+            self.doom.output = self.doom.output or output
+            return self.doom
+        return ending.error(phase, output)
+
+    async def ending(self, said: str = "") -> Ending:
+        """Have it end, if it has not, and tell how it did. ``said``: what is wrong with what came from it."""
         with anyio.move_on_after(REPORT_PATIENCE):
             await self.ended.wait()
         if self._worker.is_lost and not self.ended.is_set():
@@ -137,20 +153,7 @@ class TrialProcess:
         end = self.end
         if end is not None and end.status not in (None, -signal.SIGKILL):
             lost = False  # it ended by itself after all; on a busy machine the report took its time
-        output = self.output
-        if self._doom is not None:
-            self._doom.output = self._doom.output or output
-            return self._doom
-        if end is not None and end.record is not None:
-            return EnvStartError.because("starting a trial process", end.record)
-        if lost:
-            return WorkerDied.lost(phase, pid=self.pid, slot=self._worker.slot, output=output, reason=said)
-        if end is None or end.status is None:
-            worker = self._worker
-            return WorkerDied.with_its_worker(
-                phase, worker=worker.pid, pid=self.pid, slot=worker.slot, status=worker.status, output=output
-            )
-        return WorkerDied.during(phase, pid=self.pid, slot=self._worker.slot, status=end.status, output=output)
+        return Ending(self.pid, self._worker.ref, end, self._worker.status, lost=lost, said=said)
 
     async def finish(self, patience: float = FINISH_PATIENCE) -> None:
         """Let it close its trials and end; kill it if it does not, within ``patience`` seconds."""
@@ -169,7 +172,7 @@ class TrialProcess:
         """
         with anyio.CancelScope(shield=True):
             if not self.ended.is_set():
-                self._doom, self._killing = self._doom or doom, True
+                self.doom, self._killing = self.doom or doom, True
                 if last_words:
                     await self._ask_for_last_words()
                 self.signal(signal.SIGKILL)
@@ -183,6 +186,10 @@ class TrialProcess:
         with anyio.move_on_after(LAST_WORDS):
             self.signal(signal.SIGUSR1, group=False)
             await self.ended.wait()
+
+    async def memory(self) -> int:
+        """Bytes that it and all below it hold now."""
+        return await call_blocking(tree_rss, self.pid)
 
     def signal(self, number: int, *, group: bool = True) -> None:
         """Send a signal to it and its group. Nothing happens while its pid is not known."""
@@ -215,8 +222,17 @@ class TrialProcess:
 class Worker:
     """A worker process, which connects back: one long call of ``anyio.to_process``, or a fork of the nursery."""
 
-    def __init__(self, spec: HostSpec, visitor: Visitor, listener: Listener, interpreter: Interpreter | Fork) -> None:
+    def __init__(
+        self,
+        spec: HostSpec,
+        visitor: Visitor,
+        listener: Listener,
+        interpreter: Interpreter | Fork,
+        node: str | None = None,
+    ) -> None:
+        """``node``: the name of this machine, where there are others."""
         self.slot = spec.slot
+        self.node = node
         self.gone = anyio.Event()
         self._spec = spec
         self._visitor = visitor
@@ -233,6 +249,8 @@ class Worker:
         self._channel: Channel | None = None
         self.is_lost = False
         """Whether its connection is gone."""
+        self.fell_with_node = False
+        """It would not be here to tell."""
         self._finishing = False
         """Whether it was told to end what it started, close its connection and wait for its kill."""
         self._processes: dict[int, TrialProcess] = {}
@@ -246,6 +264,16 @@ class Worker:
     def status(self) -> int | None:
         """How it ended: exit code, or minus signal. None before, and where that is not known."""
         return self._interpreter.status
+
+    @property
+    def ref(self) -> SlotRef:
+        """Which one it is."""
+        return SlotRef(self.slot, self.pid, self.node)
+
+    @property
+    def processes(self) -> tuple[TrialProcess, ...]:
+        """Its trial processes that have not ended."""
+        return tuple(self._processes.values())
 
     async def start(self, tasks: TaskGroup, load: Load, patience: float, what: str) -> Loaded:
         """Spawn it and let it load, within ``patience`` seconds. EnvStartError if it could not; then it is gone."""

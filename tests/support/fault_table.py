@@ -54,7 +54,7 @@ _BY_FAULT = {
     "SIGSTOP": _hang(),
     "hangs in Python": _hang(_WARNED),
     "hangs and holds the GIL": _hang(),
-    "fills the memory": _row(_AGAIN, "env_start", "memory", "memory", "memory", _WARNED, _NEW),
+    "fills the memory": _row(_AGAIN, "memory", "memory", "memory", "memory", _WARNED, _NEW),
     "garbage on descriptors 1 and 2": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
     "10 MB on standard error": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
     "a result that cannot be sent": _row(_OK, _OK, _OK, "serialization", "scoring", _OK, _WARNED),
