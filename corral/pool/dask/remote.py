@@ -77,7 +77,7 @@ class RemoteWorker:
         """It is gone; with what status, if that is known."""
         self.status = status
         self.gone.set()
-        for process in self._processes:
+        for process in list(self._processes):
             process.has_ended(None)
         self._processes.clear()
 
