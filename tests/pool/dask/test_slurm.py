@@ -6,19 +6,25 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 pytest.importorskip("distributed")
 
 from distributed import Client
 
-from corral.errors import EnvStartError
+from corral.errors import EnvStartError, WorkerDied
+from corral.pool import Lease, WorkerPool
 from corral.pool.dask.cluster import launched
+from corral.pool.dask.config import DaskConfig
 from corral.pool.dask.launch import BatchNodes
 from tests.support import slurm
-from tests.support.pool_waiting import eventually
+from tests.support.pool_driving import opened, pool, python, respond
+from tests.support.pool_waiting import eventually, gone
+from tests.support.scripts import ROOT
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,38 +102,94 @@ async def test_a_job_that_waits_for_too_long(slurm_here: slurm.Slurm, tmp_path: 
     await eventually(lambda: not slurm_here.jobs(), within=30)
 
 
+# ---- a pool on it ----
+
+
+SLEEP = "import time; time.sleep(600)"
+
+WHERE = "import os; result = (os.environ['SLURM_JOB_ID'], os.getpid())"
+
+
+def pool_on(folder: Path) -> WorkerPool:
+    return pool(size=2, backend="dask", dask=DaskConfig(launch=nodes_of(folder), slots_per_node=1))
+
+
+@contextlib.asynccontextmanager
+async def trials_on(workers: WorkerPool, number: int = 2) -> AsyncIterator[dict[str, tuple[Lease, str, int]]]:
+    """Open trials: by the job that each is in its lease, its id and the pid of its process."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = {}
+        for _ in range(number):
+            lease = await stack.enter_async_context(workers.lease())
+            runtime_id = await opened(lease)
+            job, pid = await python(lease, runtime_id, WHERE)
+            found[job] = lease, runtime_id, pid
+        yield found
+
+
+async def test_a_call_in_flight_in_a_job_that_is_cancelled(slurm_here: slurm.Slurm, tmp_path: Path) -> None:
+    async with pool_on(tmp_path) as workers:
+        async with trials_on(workers) as trials:
+            (lost, (lease, runtime_id, pid)), (kept, (other, its_id, its_pid)) = trials.items()
+
+            async def call() -> None:
+                with pytest.raises(WorkerDied, match=r"node SLURMCluster-. was lost during tool python") as caught:
+                    await respond(lease, runtime_id, SLEEP)
+                assert caught.value.kind.retried
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                await anyio.sleep(0.5)  # the call is under way; if it were not, it would fail all the same
+                slurm_here.run("scancel", lost)
+            await gone(pid, within=30)
+            assert await python(other, its_id, WHERE) == [kept, its_pid]
+        # A job in its place, and a worker on it: two trials are open at once again.
+        with anyio.fail_after(120):
+            async with trials_on(workers) as again:
+                assert kept in again
+                assert lost not in again
+                assert len(again) == 2
+    await eventually(lambda: not slurm_here.jobs(), within=30)
+
+
 DRIVER = """
-import asyncio
-from corral.pool.dask.cluster import launched
-from corral.pool.dask.launch import BatchNodes
+import anyio
+from pathlib import Path
+from tests.pool.dask.test_slurm import pool_on, trials_on
 async def main():
-    async with launched(BatchNodes("slurm", 2, cores=4, memory="1GB", folder={folder!r})) as started:
-        print("up", flush=True)
-        await asyncio.sleep(600)
-asyncio.run(main())
+    async with pool_on(Path({folder!r})) as workers, trials_on(workers) as trials:
+        print(*(pid for _, _, pid in trials.values()), flush=True)
+        await anyio.sleep(600)
+if __name__ == "__main__":
+    anyio.run(main)
 """
 
 
-async def test_the_jobs_of_a_killed_driver_end(slurm_here: slurm.Slurm, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", DRIVER.format(folder=str(tmp_path))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+async def test_nothing_is_left_of_a_killed_driver(slurm_here: slurm.Slurm, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER.format(folder=str(tmp_path)))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment) as driver:
         assert driver.stdout is not None
-        assert driver.stdout.readline() == "up\n"
-        await eventually(lambda: [job.state for job in slurm_here.jobs()] == ["RUNNING"] * 2, within=30)
+        pids = [int(word) for word in (await anyio.to_thread.run_sync(driver.stdout.readline)).split()]
+        assert len(pids) == 2
+        assert [job.state for job in slurm_here.jobs()] == ["RUNNING"] * 2
         driver.kill()
     await eventually(lambda: not slurm_here.jobs(), within=60)
+    await gone(*pids, within=60)
 
 
 async def test_the_walltime(slurm_here: slurm.Slurm, tmp_path: Path) -> None:
     # SLURM counts in minutes and looks every half: the shortest job takes between 60 and 90 seconds.
-    async with launched(nodes_of(tmp_path, 1, walltime="00:01:00")) as started:
-        async with Client(started.address, security=started.security, asynchronous=True) as client:
-            await client.wait_for_workers(1, timeout=60)
-            (first,) = slurm_here.jobs()
-            await eventually(lambda: first.id not in {job.id for job in slurm_here.jobs()}, within=150)
-            assert slurm_here.ending(first.id) == "TIMEOUT"
-            await eventually(lambda: [job.state for job in slurm_here.jobs()] == ["RUNNING"], within=60)
-            with contextlib.suppress(TimeoutError):
-                await client.wait_for_workers(1, timeout=60)
-            assert first.id not in (await client.run(lambda: os.environ["SLURM_JOB_ID"])).values()
+    launch = nodes_of(tmp_path, 1, walltime="00:01:00")
+    async with pool(backend="dask", dask=DaskConfig(launch=launch)) as workers:
+        async with trials_on(workers, 1) as trials:
+            ((first, (lease, runtime_id, pid)),) = trials.items()
+            with pytest.raises(WorkerDied, match=r"node SLURMCluster-. was lost during tool python"):
+                await respond(lease, runtime_id, SLEEP)
+            await gone(pid, within=30)
+        assert slurm_here.ending(first) in {"TIMEOUT", "COMPLETING"}
+        with anyio.fail_after(60):
+            async with trials_on(workers, 1) as again:
+                assert first not in again
     await eventually(lambda: not slurm_here.jobs(), within=30)
