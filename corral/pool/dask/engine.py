@@ -118,6 +118,8 @@ class Engine:
         self._lost: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._given_up = False
+        """Before it was open."""
 
     # ---- from the supervisor's loop ----
 
@@ -137,7 +139,12 @@ class Engine:
                 self._tell(self._ended.set)
 
         threading.Thread(target=run, name="corral dask", daemon=True).start()
-        await opened.wait()
+        try:
+            await opened.wait()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._give_up()
+            raise
         if failures:
             raise _told(failures[0], self._config)
 
@@ -157,6 +164,13 @@ class Engine:
             raise value
         return value
 
+    async def _give_up(self) -> None:
+        self._given_up = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._there(self._opening.cancel)
+        await self._ended.wait()
+
     async def close(self) -> None:
         """End all agents, and what was launched."""
         if self._loop is not None:
@@ -175,7 +189,10 @@ class Engine:
     # ---- on the driver's own loop ----
 
     async def _main(self, opened: Callable[[], None]) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self._over, self._opening = asyncio.Event(), asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        if self._given_up:
+            return
         async with contextlib.AsyncExitStack() as stack:
             self._client = await stack.enter_async_context(_connected(self._config))
             self._plugin = self._make_plugin()
@@ -361,10 +378,14 @@ async def _connected(config: DaskConfig) -> AsyncIterator[Any]:
 
             cluster = await stack.enter_async_context(launched(config.launch or LocalNodes(), security))
             address, security = cluster.address, cluster.security
-        client = await stack.enter_async_context(
-            Client(address, security=security, asynchronous=True, set_as_default=False, timeout=CONNECT_PATIENCE)
-        )
+        client = Client(address, security=security, asynchronous=True, set_as_default=False, timeout=CONNECT_PATIENCE)
+        stack.push_async_callback(_close, client)  # first: it may be given up while it connects
+        await client
         yield client
+
+
+async def _close(client: Any) -> None:
+    await client.close()
 
 
 def _security(config: DaskConfig) -> Any:

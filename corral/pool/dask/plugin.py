@@ -144,8 +144,7 @@ class _Link:
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._process.stdin.write(HEADER.pack(number, len(body)))
-            self._process.stdin.write(body)
+            self._process.stdin.write(HEADER.pack(number, len(body)) + body)
             return await answer
         finally:
             self._waiting.pop(number, None)

@@ -77,9 +77,8 @@ class RemoteWorker:
         """It is gone; with what status, if that is known."""
         self.status = status
         self.gone.set()
-        for process in self._processes:
+        for process in list(self._processes):
             process.has_ended(None)
-        self._processes.clear()
 
     async def start_process(self, fresh: FreshMode) -> RemoteProcess | None:
         """Make a trial process. See ``SlotWorker``."""
