@@ -1,76 +1,74 @@
-"""A Dask cluster for tests: a scheduler and nodes that outlive the pools that use them, as a user's own would.
-
-``python -m tests.support.dask_cluster FOLDER NODES`` is one: it writes its certificates into the folder and its address
-to standard output, and ends with its standard input.
-"""
+"""A Dask cluster that somebody else started: a scheduler at an address, and nodes, each started by a command."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from corral.pool.dask.config import Certificates, DaskConfig
+from distributed import Security
 
-ROOT = Path(__file__).resolve().parents[2]
+from corral.pool.dask.config import Certificates
 
 
-@dataclass(frozen=True)
-class DaskCluster:
-    """One that runs."""
+@dataclass
+class Cluster:
+    """Its scheduler's address, the certificates that let one in, and its node processes by name."""
 
     address: str
     certificates: Certificates
-    pid: int
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def config(self, **settings: Any) -> DaskConfig:
-        """For a pool on it. Its workers get the variables that this process has now."""
-        given = {"scheduler": self.address, "certificates": self.certificates, "environment": dict(os.environ)}
-        return DaskConfig(**{**given, **settings})
+    def add(self, name: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start a node; ``prefix`` stands before its command."""
+        command = [*prefix, sys.executable, "-m", "corral.pool.dask.node", self.address, "--name", name,
+                   "--nthreads", "2", *_tls(self.certificates)]  # fmt: skip
+        self.nodes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        return self.nodes[name]
 
 
 @contextlib.contextmanager
-def dask_cluster(folder: Path, nodes: int = 2) -> Iterator[DaskCluster]:
-    """A cluster in a process of its own."""
-    command = [sys.executable, "-m", "tests.support.dask_cluster", str(folder), str(nodes)]
-    with open(folder / "cluster.log", "wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=ROOT)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process:
-        address = process.stdout.readline().decode().strip()
-        assert address, (folder / "cluster.log").read_text()
-        try:
-            yield DaskCluster(address, _certificates(folder), process.pid)
-        finally:
-            process.stdin.close()
-            process.wait(30)
+def cluster(folder: Path, host: str = "127.0.0.1") -> Iterator[Cluster]:
+    """A scheduler that listens at ``host``; its files are in ``folder``. Ends the scheduler and the nodes."""
+    certificates = write_certificates(folder)
+    told = folder / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", host, "--port", "0", "--no-show",
+               "--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--protocol", "tls",
+               "--scheduler-file", str(told), *_tls(certificates)]  # fmt: skip
+    nodes: dict[str, subprocess.Popen[bytes]] = {}
+    scheduler = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield Cluster(_address(told), certificates, nodes)
+    finally:
+        for process in [*nodes.values(), scheduler]:
+            process.kill()
+            process.wait()
 
 
-def _certificates(folder: Path) -> Certificates:
-    return Certificates(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+def write_certificates(folder: Path) -> Certificates:
+    """Files with one certificate for all."""
+    made = Security.temporary()
+    files = {}
+    for name, text in (("ca_file", made.tls_ca_file), ("cert", made.tls_client_cert), ("key", made.tls_client_key)):
+        files[name] = folder / f"{name}.pem"
+        files[name].write_text(text)
+    return Certificates(**files)
 
 
-async def _main(folder: Path, nodes: int) -> None:
-    from distributed import Security
-
-    from corral.pool.dask.cluster import launched
-    from corral.pool.dask.launch import LocalNodes
-
-    security: Any = Security.temporary()
-    (folder / "ca.pem").write_text(security.tls_ca_file)
-    (folder / "cert.pem").write_text(security.tls_client_cert)
-    (folder / "key.pem").write_text(security.tls_client_key)
-    async with launched(LocalNodes(nodes), security) as cluster:
-        print(cluster.address, flush=True)
-        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+def _tls(certificates: Certificates) -> list[str]:
+    return ["--tls-ca-file", str(certificates.ca_file), "--tls-cert", str(certificates.cert),
+            "--tls-key", str(certificates.key)]  # fmt: skip
 
 
-if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), int(sys.argv[2])))
+def _address(told: Path) -> str:
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            return str(json.loads(told.read_text())["address"])
+        assert time.monotonic() < deadline, "the scheduler does not start"
+        time.sleep(0.05)

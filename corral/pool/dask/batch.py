@@ -1,7 +1,8 @@
 """SUPERVISOR SIDE. Nodes that are jobs of a batch system, by dask-jobqueue.
 
 Guarantees
-    * Left, every job has been cancelled, and the folder with certificates and logs is gone.
+    * Left, every job has been cancelled, those that were nodes have ended (where that is seen within END_PATIENCE), and
+      the folder with certificates and logs is gone.
     * A job whose node is lost is replaced: ``adapt`` does that, some 16 s later; ``scale`` would not.
     * A supervisor that is killed leaves no running job: nodes end when the scheduler is gone. A job that still waits in
       the queue then ends a minute after it has started.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import shlex
 import shutil
@@ -21,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from corral.errors import ConfigError, EnvStartError
 from corral.pool.dask.launch import BatchNodes, BatchSystem
-from corral.pool.dask.started import SCHEDULER_OPTIONS, Started, end_of_log, quiet
+from corral.pool.dask.started import SCHEDULER_OPTIONS, Started, end_of_log, quiet, worker_credentials
 
 if TYPE_CHECKING:
-    from dask_jobqueue.core import JobQueueCluster
     from distributed import Security
 
 CLASSES: dict[BatchSystem, str] = {
@@ -38,8 +39,18 @@ CLASSES: dict[BatchSystem, str] = {
 }
 """dask-jobqueue's names."""
 
-LOOK = 0.5
-"""Seconds between two looks for jobs that ended, while the first node is waited for."""
+MARKS = """\
+corral_jobs={folder}
+trap : TERM  # the node has it too, and is waited for
+trap ': >"$corral_jobs/$(hostname).$$.ended"' EXIT
+"""
+"""Lines of a job that tell those who see the folder that it has ended: batch systems differ."""
+
+LOOK = 0.2
+"""Seconds between two looks for such a mark."""
+
+END_PATIENCE = 10.0
+"""Seconds for the jobs that were cancelled to end: nodes allow themselves 5."""
 
 
 @contextlib.asynccontextmanager
@@ -57,20 +68,42 @@ async def batch_nodes(launch: BatchNodes, security: Security) -> AsyncIterator[S
             await nodes.scale(launch.nodes)
             yield nodes
         finally:
-            await cluster.close()
+            await _close(cluster, folder)
 
 
-def _cluster_class(system: BatchSystem) -> type[JobQueueCluster]:
+def _cluster_class(system: BatchSystem) -> Any:
     try:
         import dask_jobqueue
     except ImportError as error:
         raise ConfigError(f"nodes by {system} need dask-jobqueue: pip install 'corral[dask]'") from error
-    found: type[JobQueueCluster] = getattr(dask_jobqueue, CLASSES[system])
+    found = getattr(dask_jobqueue, CLASSES[system])
     for command in (found.job_cls.submit_command, found.job_cls.cancel_command):
         program = shlex.split(command)[0]
         if shutil.which(program) is None:
             raise ConfigError(f"{program} is not on the PATH here: jobs of {system} are submitted where it is")
     return found
+
+
+def _job_class(job_class: Any) -> Any:
+    """The same jobs, that say of themselves how they are: a cluster refuses to be closed before all are failed or
+    closed, and dask-jobqueue's say neither."""
+    from distributed.core import Status
+
+    class Job(job_class):  # type: ignore[misc]  # its base is untyped
+        async def start(self) -> None:
+            try:
+                await super().start()
+            except BaseException:
+                self.status = Status.failed
+                raise
+
+        async def close(self) -> None:
+            try:
+                await super().close()
+            finally:
+                self.status = Status.closed
+
+    return Job
 
 
 @contextlib.contextmanager
@@ -84,34 +117,47 @@ def _shared_folder(launch: BatchNodes) -> Any:
         yield Path(folder.name)
 
 
-def _cluster(cluster_class: type[JobQueueCluster], launch: BatchNodes, security: Security, folder: Path) -> Any:
+def _in_files(security: Security, folder: Path) -> Security:
+    """The same, with what the jobs need in files that they can read (dask-jobqueue's own would outlive the folder)."""
+    security = copy.copy(security)
+    for name, value in worker_credentials(security).items():
+        if name != "tls_ciphers":
+            path = folder / name
+            path.touch(0o600)
+            path.write_text(value, "ascii")
+            setattr(security, name, str(path))
+    return security
+
+
+def _cluster(cluster_class: Any, launch: BatchNodes, security: Security, folder: Path) -> Any:
+    import dask
+
     given = {name: getattr(launch, name) for name in ("cores", "memory", "walltime", "queue", "python", "interface")}
     options = dict(launch.options)
-    extra = options.pop("worker_extra_args", [])
-    note_the_end = f"trap 'echo $? > {shlex.quote(str(folder))}/ended.$(hostname).$$' EXIT"
+    configured = dask.config.get(f"jobqueue.{launch.system}", {})
+    prologue = launch.prologue or configured.get("job-script-prologue") or ()
+    arguments = {
+        **{name: value for name, value in given.items() if value is not None},
+        **options,
+        "worker_command": "corral.pool.dask.node",
+        "worker_extra_args": [],
+        "processes": 1,
+        "security": _in_files(security, folder),
+        "log_directory": str(folder),
+        "job_script_prologue": [MARKS.format(folder=shlex.quote(str(folder))), *prologue],
+    }
+    job_class = _job_class(cluster_class.job_cls)
     try:
-        return cluster_class(
-            asynchronous=True,
-            processes=1,
-            nanny=False,  # which would start the node again in a job that is to be replaced
-            security=security,
-            shared_temp_directory=str(folder),
-            log_directory=str(folder),
-            job_script_prologue=[note_the_end, *launch.prologue],
-            worker_extra_args=[*_listed(extra), "--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
-            scheduler_options=SCHEDULER_OPTIONS,
-            silence_logs=False,
-            **{name: value for name, value in given.items() if value is not None},
-            **options,
-        )
-    except (TypeError, ValueError, OSError) as error:
+        job_class("tls://scheduler", name="node", **arguments)  # a cluster that is refused its jobs would lie about
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"dask-jobqueue refuses these settings: {error}") from error
-
-
-def _listed(extra: object) -> list[str]:
-    if not isinstance(extra, list | tuple):
-        raise ConfigError(f"worker_extra_args must be a list of arguments, not {extra!r}")
-    return [str(argument) for argument in extra]
+    return cluster_class(
+        asynchronous=True,
+        job_cls=job_class,
+        scheduler_options=SCHEDULER_OPTIONS,
+        silence_logs=False,
+        **arguments,
+    )
 
 
 async def _submit(cluster: Any) -> None:
@@ -121,6 +167,20 @@ async def _submit(cluster: Any) -> None:
         _, found, words = str(error).partition("stderr:\n")
         reason = words.strip() if found else str(error)
         raise EnvStartError(f"{cluster.job_cls.submit_command} refused the job: {reason}") from error
+
+
+def _ended(folder: Path) -> int:
+    """How many jobs have ended."""
+    return len(list(folder.glob("*.ended")))
+
+
+async def _close(cluster: Any, folder: Path) -> None:
+    ended = _ended(folder) + len(cluster.scheduler.workers)
+    await cluster.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_PATIENCE):
+            while _ended(folder) < ended:
+                await asyncio.sleep(LOOK)
 
 
 class _BatchNodes(Started):
@@ -134,12 +194,11 @@ class _BatchNodes(Started):
         self._cluster.adapt(minimum_jobs=nodes, maximum_jobs=nodes)
 
     async def hopeless(self) -> None:
-        while len(list(self._folder.glob("ended.*"))) < self._launch.nodes:
+        while _ended(self._folder) < self._launch.nodes:
             await asyncio.sleep(LOOK)
 
     def troubles(self) -> str:
-        logs = sorted(path for path in self._folder.iterdir() if path.suffix in {".out", ".err", ".log"})
+        logs = [path for path in sorted(self._folder.iterdir()) if not path.name.startswith("tls_")]
         told = [f"the job's {path.name} ends{words}" for path in logs if (words := end_of_log(path)).startswith(":")]
-        ended = len(list(self._folder.glob("ended.*")))
-        count = f"{ended} of {self._launch.nodes} jobs of {self._launch.system} have started and ended"
+        count = f"{_ended(self._folder)} of {self._launch.nodes} jobs of {self._launch.system} have started and ended"
         return "\n".join([count, *told[:3]])

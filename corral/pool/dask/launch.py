@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -44,7 +44,7 @@ class LocalNodes:
 class SSHNodes:
     """Nodes that are reached by the system's ``ssh``, without a password: its configuration and agent are used."""
 
-    hosts: tuple[str, ...]
+    hosts: Sequence[str]
     """As ``ssh`` takes them: ``name``, ``user@name``, or a ``Host`` of its configuration. One that stands here twice
     gets two nodes."""
     python: str | None = None
@@ -59,12 +59,12 @@ class SSHNodes:
     """Seconds until the first node must have come."""
 
     def __post_init__(self) -> None:
-        hosts = (self.hosts,) if isinstance(self.hosts, str) else tuple(self.hosts)
+        hosts = (self.hosts,) if isinstance(self.hosts, str) else tuple(self.hosts)  # a str is a sequence of them too
         object.__setattr__(self, "hosts", hosts)
         if not hosts:
             raise ConfigError("nodes by ssh need at least one host")
         for host in hosts:
-            if not isinstance(host, str) or not re.fullmatch(r"[^\s,-][^\s,]*", host):
+            if not re.fullmatch(r"[^\s,-][^\s,]*", str(host)):
                 raise ConfigError(f"a host for ssh must be a name such as node1 or user@node1, not {host!r}")
         if len(hosts) > MAX_NODES:
             raise ConfigError(f"a pool can have at most {MAX_NODES} nodes, not {len(hosts)}")
@@ -106,7 +106,7 @@ class BatchNodes:
     """The queue, or partition."""
     python: str | None = None
     """The interpreter in the jobs. None: the path of the one here."""
-    prologue: tuple[str, ...] = ()
+    prologue: Sequence[str] = ()
     """Lines of shell that a job runs first: ``module load python``, ``export NAME=value``."""
     folder: str | os.PathLike[str] | None = None
     """A folder that the nodes see too, for certificates and the jobs' output while the pool runs. None: the current
@@ -130,9 +130,8 @@ class BatchNodes:
             _check_text(getattr(self, name), name)
         if self.folder is not None and not isinstance(self.folder, str | os.PathLike):
             raise ConfigError(f"folder must be the path of a folder, not {self.folder!r}")
-        object.__setattr__(self, "prologue", (self.prologue,) if isinstance(self.prologue, str) else self.prologue)
-        if not all(isinstance(line, str) for line in self.prologue):
-            raise ConfigError(f"prologue must be lines of shell, not {self.prologue!r}")
+        prologue = (self.prologue,) if isinstance(self.prologue, str) else tuple(self.prologue)
+        object.__setattr__(self, "prologue", prologue)
         if taken := sorted(_OURS & set(self.options)):
             raise ConfigError(f"options of dask-jobqueue may not set {', '.join(taken)}: Corral does")
         _check_start_timeout(self.start_timeout)
@@ -144,7 +143,7 @@ Launch = LocalNodes | SSHNodes | BatchNodes
 _OURS = frozenset({
     "asynchronous", "cores", "death_timeout", "interface", "job_script_prologue", "log_directory", "loop", "memory",
     "n_workers", "nanny", "processes", "protocol", "python", "queue", "scheduler_cls", "scheduler_options", "security",
-    "shared_temp_directory", "silence_logs", "walltime", "worker_command",
+    "shared_temp_directory", "silence_logs", "walltime", "worker_command", "worker_extra_args",
 })  # fmt: skip
 """Arguments of dask-jobqueue that have a field of their own, or that the pool depends on."""
 

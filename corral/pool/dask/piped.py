@@ -21,12 +21,12 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from corral.errors import ConfigError, describe_exit
 from corral.pool.config import available_cpus
 from corral.pool.dask.launch import LocalNodes, SSHNodes
-from corral.pool.dask.started import SCHEDULER_OPTIONS, Started, end_of_log, quiet
+from corral.pool.dask.started import SCHEDULER_OPTIONS, Started, end_of_log, quiet, worker_credentials
 
 if TYPE_CHECKING:
     from distributed import Scheduler, Security
@@ -52,57 +52,41 @@ async def piped_nodes(launch: LocalNodes | SSHNodes, security: Security) -> Asyn
     """A scheduler here, and the node processes that ``launch`` names."""
     from distributed import Scheduler
 
-    commands = _commands(launch)
     where = {"host": "127.0.0.1"} if isinstance(launch, LocalNodes) else {"interface": launch.interface}
     with tempfile.TemporaryDirectory(prefix="corral-nodes-") as folder, quiet():
         async with Scheduler(protocol="tls://", port=0, security=security, **where, **SCHEDULER_OPTIONS) as scheduler:
-            nodes = _PipedNodes(launch, commands, scheduler, security, Path(folder))
+            nodes = _PipedNodes(_commands(launch, scheduler.address), scheduler, security, Path(folder))
             try:
-                await nodes.scale(len(commands))
+                await nodes.scale(len(launch.names))
                 yield nodes
             finally:
                 await nodes.scale(0)
 
 
-def _commands(launch: LocalNodes | SSHNodes) -> dict[str, list[str]]:
+def _commands(launch: LocalNodes | SSHNodes, scheduler: str) -> dict[str, list[str]]:
     """What starts each node, by its name."""
     python = launch.python or sys.executable
-    node = [python, "-m", "corral.pool.dask.node"]
+    nodes = {
+        name: [python, "-m", "corral.pool.dask.node", scheduler, "--piped", "--name", name] for name in launch.names
+    }
     if isinstance(launch, LocalNodes):
         if shutil.which(python) is None:
             raise ConfigError(f"the python of nodes, {python}, is no program of this machine")
-        return dict.fromkeys(launch.names, node)
+        share = max(1, available_cpus() // launch.nodes)
+        return {name: [*node, "--nthreads", str(share)] for name, node in nodes.items()}
     if shutil.which("ssh") is None:
         raise ConfigError("nodes by ssh need the program ssh, which is not on the PATH here")
     options = [part for name, value in launch.options.items() for part in ("-o", f"{name}={value}")]
     variables = [f"{name}={value}" for name, value in launch.environment.items()]
-    there = shlex.join(["exec", "env", *variables, *node])
-    named = zip(launch.names, launch.hosts, strict=True)
-    return {name: [*SSH, *options, "--", host, there] for name, host in named}
-
-
-def _credentials(security: Security) -> dict[str, str]:
-    """What a node needs to be let in, by value: its files may not exist there."""
-    named = {"ca_file": "tls_ca_file", "cert": "tls_worker_cert", "key": "tls_worker_key", "ciphers": "tls_ciphers"}
-    found = {}
-    for name, value in security.get_tls_config_for_role("worker").items():
-        if value is not None:
-            is_path = name != "ciphers" and "\n" not in value
-            found[named[name]] = Path(value).read_text("ascii") if is_path else value
-    return found
+    return {
+        name: [*SSH, *options, "--", host, shlex.join(["exec", "env", *variables, *nodes[name]])]
+        for name, host in zip(launch.names, launch.hosts, strict=True)
+    }
 
 
 class _PipedNodes(Started):
-    def __init__(
-        self,
-        launch: LocalNodes | SSHNodes,
-        commands: dict[str, list[str]],
-        scheduler: Scheduler,
-        security: Security,
-        folder: Path,
-    ) -> None:
+    def __init__(self, commands: dict[str, list[str]], scheduler: Scheduler, security: Security, folder: Path) -> None:
         super().__init__(scheduler, security)
-        self._launch = launch
         self._commands = commands
         self._folder = folder
         self._nodes: dict[str, _Node] = {}
@@ -111,9 +95,10 @@ class _PipedNodes(Started):
         if nodes > len(self._commands):
             raise ConfigError(f"there can be {len(self._commands)} nodes, not {nodes}: the launch names no more")
         names = list(self._commands)
+        credentials = json.dumps(worker_credentials(self.security)).encode() + b"\n"
         for name in names[:nodes]:
             if name not in self._nodes:
-                self._nodes[name] = _Node(name, self._commands[name], self._orders(name), self._folder / f"{name}.log")
+                self._nodes[name] = _Node(name, self._commands[name], credentials, self._folder / f"{name}.log")
         ended = [self._nodes.pop(name) for name in names[nodes:] if name in self._nodes]
         await asyncio.gather(*(node.end() for node in ended))
 
@@ -124,23 +109,13 @@ class _PipedNodes(Started):
         told = [f"{name} {node.last_words()}" for name, node in self._nodes.items()]
         return "\n".join(dict.fromkeys(told))
 
-    def _orders(self, name: str) -> bytes:
-        shared_out = isinstance(self._launch, LocalNodes)
-        orders: dict[str, Any] = {
-            "scheduler": self.address,
-            "name": name,
-            "processors": max(1, available_cpus() // len(self._commands)) if shared_out else None,
-            "security": {"require_encryption": True, **_credentials(self.security)},
-        }
-        return json.dumps(orders).encode() + b"\n"
-
 
 class _Node:
     """Keeps one process running until it is told to end."""
 
-    def __init__(self, name: str, command: list[str], orders: bytes, log: Path) -> None:
+    def __init__(self, name: str, command: list[str], credentials: bytes, log: Path) -> None:
         self._command = command
-        self._orders = orders
+        self._credentials = credentials
         self._log = log
         self._status: int | None = None
         self.given_up = asyncio.Event()
@@ -185,7 +160,7 @@ class _Node:
         assert process.stdin is not None
         try:
             with contextlib.suppress(ConnectionError):  # it has ended already
-                process.stdin.write(self._orders)
+                process.stdin.write(self._credentials)
                 await process.stdin.drain()
             return await process.wait()
         finally:

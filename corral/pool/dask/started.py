@@ -52,7 +52,7 @@ class Started(ABC):
 
         arrived = asyncio.Event()
 
-        class Arrivals(SchedulerPlugin):
+        class Arrivals(SchedulerPlugin):  # type: ignore[misc]  # its base is untyped
             name = "corral-arrivals"
 
             def add_worker(self, *_args: Any, **_kwargs: Any) -> None:
@@ -65,6 +65,17 @@ class Started(ABC):
         finally:
             with contextlib.suppress(ValueError):
                 self._scheduler.remove_plugin(name=Arrivals.name)
+
+
+def worker_credentials(security: Security) -> dict[str, str]:
+    """What a node needs to be let in, as arguments of ``Security``, by value: its files may not exist there."""
+    arguments = {"ca_file": "tls_ca_file", "cert": "tls_worker_cert", "key": "tls_worker_key", "ciphers": "tls_ciphers"}
+    found = {}
+    for name, value in security.get_tls_config_for_role("worker").items():
+        if value is not None:
+            is_path = name != "ciphers" and "\n" not in value
+            found[arguments[name]] = Path(value).read_text("ascii") if is_path else value
+    return found
 
 
 @contextlib.contextmanager
