@@ -175,7 +175,9 @@ def restarts(pool: object, line: Timeline) -> dict[str, list[float]]:
     statistics = plain(pool)
     workers = statistics.get("workers") if isinstance(statistics, dict) else None
     return {
-        _lane_name(worker.get("node") or "", worker.get("slot")): [max(0.0, at - line.origin) for at in worker.get("losses") or ()]
+        _lane_name(worker.get("node") or "", worker.get("slot")): [
+            max(0.0, at - line.origin) for at in worker.get("losses") or ()
+        ]
         for worker in workers or ()
     }
 

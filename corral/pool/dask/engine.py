@@ -44,6 +44,8 @@ UNKNOWN_PATIENCE = 20
 """Looks after which a Dask worker that still has no agent's plugin is passed over."""
 END_PATIENCE = 20.0
 """Seconds for all agents to end."""
+LOST_PATIENCE = 2.0
+"""The same where a node was lost: it may not answer, and its lease ends what is there."""
 TICK = 0.5
 """Seconds in which patience is counted."""
 
@@ -168,8 +170,12 @@ class Engine:
         self._given_up = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._there(self._opening.cancel)
+                self._there(self._cancel_opening)
         await self._ended.wait()
+
+    def _cancel_opening(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
 
     async def close(self) -> None:
         """End all agents, and what was launched."""
@@ -215,8 +221,9 @@ class Engine:
             task.cancel()
 
     async def _take_plugin_out(self) -> None:
+        patience = LOST_PATIENCE if self._lost else END_PATIENCE
         with contextlib.suppress(Exception):
-            await _within(END_PATIENCE, self._client.unregister_worker_plugin(self._plugin.name))
+            await _within(patience, self._client.unregister_worker_plugin(self._plugin.name))
 
     async def _look(self) -> None:
         """Find out who belongs to the cluster now. A scheduler that does not answer changes nothing."""
