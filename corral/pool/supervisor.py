@@ -129,7 +129,7 @@ class WorkerPool:
         if self.config.log_dir is not None:
             _make_log_folder(self.config.log_dir)
         async with contextlib.AsyncExitStack() as stack:
-            self._backend = await stack.enter_async_context(_backend_of(self.config))
+            self._backend = await stack.enter_async_context(backend_of(self.config))
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.push_async_callback(self._shut_down)
             await self._start_first()
@@ -318,14 +318,20 @@ def _statistics_of(slot: Slot) -> WorkerStatistics:
     )
 
 
-def _backend_of(config: WorkerPoolConfig) -> SlotBackend:
-    logs = None if config.log_dir is None else str(Path(config.log_dir).resolve())
-    settings = AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes)
+def backend_of(config: WorkerPoolConfig) -> SlotBackend:
+    """Where a pool's workers run."""
+    settings = agent_settings(config)
     if config.backend == "local":
         return LocalBackend(settings)
     from corral.pool.dask.backend import DaskBackend
 
     return DaskBackend(settings, config.dask or DaskConfig())
+
+
+def agent_settings(config: WorkerPoolConfig) -> AgentSettings:
+    """What every agent of a pool is told."""
+    logs = None if config.log_dir is None else str(Path(config.log_dir).resolve())
+    return AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes)
 
 
 def _make_log_folder(folder: str | os.PathLike[str]) -> None:
