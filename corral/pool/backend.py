@@ -39,6 +39,14 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """A node that was lost, and why."""
+
+    node: Node
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotRef:
     """One worker: its slot and pid, the node it is on, and the incarnation of the agent there that started it."""
 
@@ -162,6 +170,9 @@ class SlotBackend(Protocol):
 
     async def aclose(self) -> None:
         """Spawn nothing more, and end what is left."""
+
+    def losses(self) -> Sequence[Loss]:
+        """Nodes that were lost so far. (What was spawned there says so itself.)"""
 
     def refusals(self) -> Sequence[str]:
         """Why nodes that there are take no workers, a sentence each."""

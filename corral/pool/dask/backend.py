@@ -17,7 +17,7 @@ import anyio
 
 from corral.errors import ProtocolError
 from corral.pool.agent import AgentSettings
-from corral.pool.backend import Node, SlotSpec, Spawned
+from corral.pool.backend import Loss, Node, SlotSpec, Spawned
 from corral.pool.dask.config import DaskConfig
 from corral.pool.dask.engine import Engine, Event, NodeCame, NodeGone, NodeRefused, NodeTold, NodeWent
 from corral.pool.dask.messages import (
@@ -48,7 +48,8 @@ class DaskBackend:
         self._engine = Engine(config, self._plugin, settings.memory_limit, self._hear)
         self._workers: dict[int, RemoteWorker] = {}
         self._nodes: dict[str, Node] = {}
-        self._losses: dict[str, str] = {}
+        self._losses: dict[str, Loss] = {}
+        """By incarnation."""
         self._refusals: list[str] = []
         self._changed = anyio.Event()
         self._is_closed = False
@@ -80,6 +81,10 @@ class DaskBackend:
         """Those that were greeted and are not lost."""
         return tuple(self._nodes.values())
 
+    def losses(self) -> Sequence[Loss]:
+        """Those that were lost."""
+        return tuple(self._losses.values())
+
     def refusals(self) -> Sequence[str]:
         """Why Dask workers that there are take no workers."""
         return tuple(self._refusals)
@@ -97,7 +102,7 @@ class DaskBackend:
             case NodeCame(node):
                 self._nodes[node.incarnation] = node
             case NodeWent(node, reason):
-                self._losses[node.incarnation] = reason
+                self._losses[node.incarnation] = Loss(node, reason)
                 del self._nodes[node.incarnation]
                 for worker in [worker for worker in self._workers.values() if worker.node == node]:
                     worker.lose(None)
@@ -113,13 +118,17 @@ class DaskBackend:
     def _forget_lost(self) -> None:
         self._workers = {number: worker for number, worker in self._workers.items() if not worker.gone.is_set()}
 
+    def _reason(self, node: Node) -> str | None:
+        loss = self._losses.get(node.incarnation)
+        return loss.reason if loss else None
+
     async def _call(self, incarnation: str, request: Request) -> Any:
         return unpack_answer(await self._engine.call(incarnation, pack_request(request)))
 
     async def spawn(self, node: Node, spec: SlotSpec) -> Spawned:
         """Start a worker. See ``SlotBackend``."""
         call = partial(self._call, node.incarnation)
-        worker = RemoteWorker(node, spec.slot, call, lambda: self._losses.get(node.incarnation))
+        worker = RemoteWorker(node, spec.slot, call, lambda: self._reason(node))
         self._workers[worker.number] = worker
         try:
             answer = await call(Spawn(worker.number, replace(spec, node=node.name)))

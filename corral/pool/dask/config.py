@@ -6,6 +6,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from corral.errors import ConfigError
@@ -78,14 +79,15 @@ class DaskConfig:
         self._check_surroundings()
 
     def _check_surroundings(self) -> None:
-        if isinstance(self.prefix, str) or not all(isinstance(word, str) for word in self.prefix):
-            raise ConfigError(f"prefix must be a tuple of words, not {self.prefix!r}")
-        object.__setattr__(self, "prefix", tuple(self.prefix))
+        prefix: Any = self.prefix
+        if isinstance(prefix, str) or not all(isinstance(word, str) for word in prefix):
+            raise ConfigError(f"prefix must be a tuple of words, not {prefix!r}")
+        object.__setattr__(self, "prefix", tuple(prefix))
         if self.interpreter is not None and not isinstance(self.interpreter, str):
             raise ConfigError(f"interpreter must be the path of a Python, not {self.interpreter!r}")
-        pairs = self.environment.items() if isinstance(self.environment, Mapping) else [(self.environment, None)]
-        if not all(isinstance(name, str) and isinstance(value, str) for name, value in pairs):
-            raise ConfigError(f"environment must hold text by name, not {self.environment!r}")
+        given: Any = self.environment
+        if not isinstance(given, Mapping) or not all(isinstance(text, str) for pair in given.items() for text in pair):
+            raise ConfigError(f"environment must hold text by name, not {given!r}")
 
 
 MIN_LEASE = 5.0

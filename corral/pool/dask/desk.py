@@ -49,26 +49,32 @@ class _Starts:
     """What is being started, by the driver's number: so that it can be called off, even before."""
 
     def __init__(self) -> None:
-        self._scopes: dict[int, anyio.CancelScope] = {}
+        self._running: dict[int, tuple[anyio.CancelScope, anyio.Event]] = {}
         self._called_off: set[int] = set()
 
     async def run(self, number: int, start: Callable[[], Awaitable[T]]) -> T | None:
         """What ``start`` gives; None if it was called off."""
         if number in self._called_off:
+            self._called_off.discard(number)
             return None
+        over = anyio.Event()
         with anyio.CancelScope() as scope:
-            self._scopes[number] = scope
+            self._running[number] = scope, over
             try:
                 return await start()
             finally:
-                del self._scopes[number]
+                del self._running[number]
+                over.set()
         return None
 
-    def call_off(self, number: int) -> None:
-        """It is not to be."""
-        self._called_off.add(number)
-        if scope := self._scopes.get(number):
-            scope.cancel()
+    async def call_off(self, number: int) -> None:
+        """It is not to be. Returns when nothing of it is left."""
+        if number not in self._running:
+            self._called_off.add(number)
+            return
+        scope, over = self._running[number]
+        scope.cancel()
+        await over.wait()
 
 
 class Desk:
@@ -133,7 +139,7 @@ class Desk:
 
     async def _end_worker(self, request: EndWorker) -> Answer:
         if (worker := self._workers.get(request.worker)) is None:
-            self._spawning.call_off(request.worker)
+            await self._spawning.call_off(request.worker)
         else:
             await (worker.stop() if request.stop else worker.kill())
         return Nothing()
@@ -164,7 +170,7 @@ class Desk:
 
     async def _end_process(self, request: EndProcess) -> Answer:
         if (process := self._processes.pop(request.process, None)) is None:
-            self._beginning.call_off(request.process)
+            await self._beginning.call_off(request.process)
             return Nothing()
         if request.finish:
             await process.finish()

@@ -44,6 +44,8 @@ UNKNOWN_PATIENCE = 20
 """Looks after which a Dask worker that still has no agent's plugin is passed over."""
 END_PATIENCE = 20.0
 """Seconds for all agents to end."""
+LOST_PATIENCE = 2.0
+"""The same where a node was lost: it may not answer, and its lease ends what is there."""
 TICK = 0.5
 """Seconds in which patience is counted."""
 
@@ -118,6 +120,8 @@ class Engine:
         self._lost: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._given_up = False
+        """Before it was open."""
 
     # ---- from the supervisor's loop ----
 
@@ -137,7 +141,12 @@ class Engine:
                 self._tell(self._ended.set)
 
         threading.Thread(target=run, name="corral dask", daemon=True).start()
-        await opened.wait()
+        try:
+            await opened.wait()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._give_up()
+            raise
         if failures:
             raise _told(failures[0], self._config)
 
@@ -157,6 +166,17 @@ class Engine:
             raise value
         return value
 
+    async def _give_up(self) -> None:
+        self._given_up = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._there(self._cancel_opening)
+        await self._ended.wait()
+
+    def _cancel_opening(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+
     async def close(self) -> None:
         """End all agents, and what was launched."""
         if self._loop is not None:
@@ -175,7 +195,10 @@ class Engine:
     # ---- on the driver's own loop ----
 
     async def _main(self, opened: Callable[[], None]) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self._over, self._opening = asyncio.Event(), asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        if self._given_up:
+            return
         async with contextlib.AsyncExitStack() as stack:
             self._client = await stack.enter_async_context(_connected(self._config))
             self._plugin = self._make_plugin()
@@ -198,8 +221,9 @@ class Engine:
             task.cancel()
 
     async def _take_plugin_out(self) -> None:
+        patience = LOST_PATIENCE if self._lost else END_PATIENCE
         with contextlib.suppress(Exception):
-            await _within(END_PATIENCE, self._client.unregister_worker_plugin(self._plugin.name))
+            await _within(patience, self._client.unregister_worker_plugin(self._plugin.name))
 
     async def _look(self) -> None:
         """Find out who belongs to the cluster now. A scheduler that does not answer changes nothing."""
@@ -361,10 +385,14 @@ async def _connected(config: DaskConfig) -> AsyncIterator[Any]:
 
             cluster = await stack.enter_async_context(launched(config.launch or LocalNodes(), security))
             address, security = cluster.address, cluster.security
-        client = await stack.enter_async_context(
-            Client(address, security=security, asynchronous=True, set_as_default=False, timeout=CONNECT_PATIENCE)
-        )
+        client = Client(address, security=security, asynchronous=True, set_as_default=False, timeout=CONNECT_PATIENCE)
+        stack.push_async_callback(_close, client)  # first: it may be given up while it connects
+        await client
         yield client
+
+
+async def _close(client: Any) -> None:
+    await client.close()
 
 
 def _security(config: DaskConfig) -> Any:

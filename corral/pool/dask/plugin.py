@@ -37,7 +37,7 @@ Reply = dict[str, Any]
 """``{"body": bytes}``, ``{"greeting": text}``, ``{"failed": why}`` or ``{"stale": True}``."""
 
 
-class AgentPlugin(WorkerPlugin):
+class AgentPlugin(WorkerPlugin):  # type: ignore[misc]  # its base is untyped
     """One pool's agent in one Dask worker."""
 
     def __init__(
@@ -142,10 +142,10 @@ class _Link:
         if self.has_ended or self._process.stdin is None:
             raise ConnectionError
         number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
         try:
-            self._process.stdin.write(HEADER.pack(number, len(body)))
-            self._process.stdin.write(body)
+            self._process.stdin.write(HEADER.pack(number, len(body)) + body)
             return await answer
         finally:
             self._waiting.pop(number, None)

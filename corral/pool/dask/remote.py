@@ -79,7 +79,6 @@ class RemoteWorker:
         self.gone.set()
         for process in list(self._processes):
             process.has_ended(None)
-        self._processes.clear()
 
     async def start_process(self, fresh: FreshMode) -> RemoteProcess | None:
         """Make a trial process. See ``SlotWorker``."""
