@@ -16,8 +16,10 @@ import copy
 import os
 import shlex
 import shutil
+import signal
 import tempfile
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +75,8 @@ async def batch_nodes(launch: BatchNodes, security: Security) -> AsyncIterator[S
 
 def _cluster_class(system: BatchSystem) -> Any:
     try:
-        import dask_jobqueue
+        with _handlers_kept():
+            import dask_jobqueue
     except ImportError as error:
         raise ConfigError(f"nodes by {system} need dask-jobqueue: pip install 'corral[dask]'") from error
     found = getattr(dask_jobqueue, CLASSES[system])
@@ -82,6 +85,22 @@ def _cluster_class(system: BatchSystem) -> Any:
         if shutil.which(program) is None:
             raise ConfigError(f"{program} is not on the PATH here: jobs of {system} are submitted where it is")
     return found
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Let what is imported here set no handler of signals: dask-jobqueue takes Ctrl-C for itself when it is imported,
+    and fails where that is not in the main thread."""
+    here, set_handler = threading.get_ident(), signal.signal
+
+    def elsewhere(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if threading.get_ident() == here else set_handler(number, handler)
+
+    signal.signal = elsewhere  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        signal.signal = set_handler
 
 
 def _job_class(job_class: Any) -> Any:
@@ -107,7 +126,7 @@ def _job_class(job_class: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _shared_folder(launch: BatchNodes) -> Any:
+def _shared_folder(launch: BatchNodes) -> Iterator[Path]:
     where = Path(launch.folder or os.getcwd()).absolute()
     try:
         folder = tempfile.TemporaryDirectory(prefix=".corral-jobs-", dir=where, ignore_cleanup_errors=True)

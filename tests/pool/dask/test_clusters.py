@@ -231,6 +231,32 @@ async def test_a_lost_job_is_replaced(jobs: Path) -> None:
         assert len(list(jobs.glob("*.sh"))) == 3
 
 
+async def test_ctrl_c_stays_the_users(jobs: Path) -> None:
+    """dask-jobqueue takes it for itself when it is imported."""
+    code = """
+import asyncio, signal, sys, threading
+from corral.errors import EnvStartError
+from corral.pool.dask.cluster import launched
+from corral.pool.dask.launch import BatchNodes
+before = signal.getsignal(signal.SIGINT)
+async def main():
+    try:
+        async with launched(BatchNodes("pbs", 1, cores=1, memory="1GB", queue="closed")):
+            pass
+    except EnvStartError as error:
+        print(error)
+thread = threading.Thread(target=lambda: asyncio.run(main()))
+thread.start()
+thread.join()
+assert "dask_jobqueue" in sys.modules
+assert signal.getsignal(signal.SIGINT) is before
+assert signal.signal(signal.SIGINT, signal.SIG_IGN) is before
+assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "qsub refused the job: qsub: Unknown queue\n"), done.stderr
+
+
 async def test_a_job_that_is_refused(jobs: Path) -> None:
     with pytest.raises(EnvStartError, match=r"^qsub refused the job: qsub: Unknown queue$"):
         async with launched(batch(jobs, queue="closed")):
