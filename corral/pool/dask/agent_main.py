@@ -25,10 +25,11 @@ from importlib.metadata import version
 
 import anyio
 
+from corral.errors import ErrorRecord, ProtocolError
 from corral.pool.agent import Agent, AgentSettings
 from corral.pool.config import available_cpus
 from corral.pool.dask.desk import Desk
-from corral.pool.dask.messages import HEADER, AgentOrder, Greeting, pack_answer, unpack_request
+from corral.pool.dask.messages import HEADER, AgentOrder, Greeting, NotStarted, pack_answer, unpack_request
 
 END_PATIENCE = 3.0
 """Seconds for ending in order what it started, once its lease is over or its input has ended."""
@@ -141,7 +142,10 @@ class _Inlet(asyncio.Protocol):
             task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, number: int, body: bytes) -> None:
-        answer = pack_answer(await self._desk.answer(unpack_request(body)))
+        try:
+            answer = pack_answer(await self._desk.answer(unpack_request(body)))
+        except Exception as error:  # a fault of Corral's: the driver is to hear of it, and not to wait for ever
+            answer = pack_answer(NotStarted.of(ProtocolError(f"an agent failed: {ErrorRecord.of(error)}")))
         self.outlet.write(HEADER.pack(number, len(answer)) + answer)
 
     def connection_lost(self, error: Exception | None) -> None:

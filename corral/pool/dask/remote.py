@@ -163,6 +163,8 @@ class RemoteProcess:
             self._asking = False
         if isinstance(answer, bytes):
             return _opened(answer)
+        if isinstance(answer, NotStarted):
+            raise answer.error()
         raise await self._reason(answer, phase)
 
     async def _reason(self, answer: Any, phase: str) -> TrialError:
