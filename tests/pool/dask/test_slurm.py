@@ -105,6 +105,22 @@ async def test_a_job_that_waits_for_too_long(slurm_here: slurm.Slurm, tmp_path: 
 # ---- a pool on it ----
 
 
+async def test_a_pool_that_is_given_up_while_its_jobs_wait(slurm_here: slurm.Slurm, tmp_path: Path) -> None:
+    later = nodes_of(tmp_path, options={"job_extra_directives": ["--begin=now+1hour"]})
+
+    async def leave_once_they_wait(scope: anyio.CancelScope) -> None:
+        await eventually(lambda: [job.state for job in slurm_here.jobs()] == ["PENDING"] * 2, within=60)
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as scope:
+            tasks.start_soon(leave_once_they_wait, scope)
+            async with pool(backend="dask", dask=DaskConfig(launch=later)):
+                raise AssertionError("there is no node")
+    assert not slurm_here.jobs()
+    assert not list(tmp_path.iterdir())
+
+
 SLEEP = "import time; time.sleep(600)"
 
 WHERE = "import os; result = (os.environ['SLURM_JOB_ID'], os.getpid())"
