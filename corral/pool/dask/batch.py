@@ -41,12 +41,9 @@ CLASSES: dict[BatchSystem, str] = {
 }
 """dask-jobqueue's names."""
 
-MARKS = """\
-corral_jobs={folder}
-trap : TERM  # the node has it too, and is waited for
-trap ': >"$corral_jobs/$(hostname).$$.ended"' EXIT
-"""
-"""Lines of a job that tell those who see the folder that it has ended: batch systems differ."""
+MARKS = ("trap : TERM", "trap 'mktemp -q {folder}/ended.XXXXXXXX >/dev/null' EXIT")
+"""Lines of a job by which those who see the folder know that it has ended, as batch systems differ. A signal is left to
+the node, which is waited for. There is no ``$``, which HTCondor would take for its own."""
 
 LOOK = 0.2
 """Seconds between two looks for such a mark."""
@@ -128,6 +125,8 @@ def _job_class(job_class: Any) -> Any:
 @contextlib.contextmanager
 def _shared_folder(launch: BatchNodes) -> Iterator[Path]:
     where = Path(launch.folder or os.getcwd()).absolute()
+    if shlex.quote(str(where)) != str(where):  # nor would the batch systems' own directives quote it
+        raise ConfigError(f"the jobs' folder may not have blanks or quotes in its path, which jobs name: {where}")
     try:
         folder = tempfile.TemporaryDirectory(prefix=".corral-jobs-", dir=where, ignore_cleanup_errors=True)
     except OSError as error:
@@ -163,7 +162,7 @@ def _cluster(cluster_class: Any, launch: BatchNodes, security: Security, folder:
         "processes": 1,
         "security": _in_files(security, folder),
         "log_directory": str(folder),
-        "job_script_prologue": [MARKS.format(folder=shlex.quote(str(folder))), *prologue],
+        "job_script_prologue": [*(line.format(folder=folder) for line in MARKS), *prologue],
     }
     job_class = _job_class(cluster_class.job_cls)
     try:
@@ -190,7 +189,7 @@ async def _submit(cluster: Any) -> None:
 
 def _ended(folder: Path) -> int:
     """How many jobs have ended."""
-    return len(list(folder.glob("*.ended")))
+    return len(list(folder.glob("ended.*")))
 
 
 async def _close(cluster: Any, folder: Path) -> None:
@@ -217,7 +216,7 @@ class _BatchNodes(Started):
             await asyncio.sleep(LOOK)
 
     def troubles(self) -> str:
-        logs = [path for path in sorted(self._folder.iterdir()) if not path.name.startswith("tls_")]
+        logs = [path for path in sorted(self._folder.iterdir()) if not path.name.startswith(("ended.", "tls_"))]
         told = [f"the job's {path.name} ends{words}" for path in logs if (words := end_of_log(path)).startswith(":")]
         count = f"{_ended(self._folder)} of {self._launch.nodes} jobs of {self._launch.system} have started and ended"
         return "\n".join([count, *told[:3]])
