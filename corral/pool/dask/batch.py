@@ -16,8 +16,10 @@ import copy
 import os
 import shlex
 import shutil
+import signal
 import tempfile
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +41,9 @@ CLASSES: dict[BatchSystem, str] = {
 }
 """dask-jobqueue's names."""
 
-MARKS = """\
-corral_jobs={folder}
-trap : TERM  # the node has it too, and is waited for
-trap ': >"$corral_jobs/$(hostname).$$.ended"' EXIT
-"""
-"""Lines of a job that tell those who see the folder that it has ended: batch systems differ."""
+MARKS = ("trap : TERM", "trap 'mktemp -q {folder}/ended.XXXXXXXX >/dev/null' EXIT")
+"""Lines of a job by which those who see the folder know that it has ended, as batch systems differ. A signal is left to
+the node, which is waited for. There is no ``$``, which HTCondor would take for its own."""
 
 LOOK = 0.2
 """Seconds between two looks for such a mark."""
@@ -73,7 +72,8 @@ async def batch_nodes(launch: BatchNodes, security: Security) -> AsyncIterator[S
 
 def _cluster_class(system: BatchSystem) -> Any:
     try:
-        import dask_jobqueue
+        with _handlers_kept():
+            import dask_jobqueue
     except ImportError as error:
         raise ConfigError(f"nodes by {system} need dask-jobqueue: pip install 'corral[dask]'") from error
     found = getattr(dask_jobqueue, CLASSES[system])
@@ -82,6 +82,22 @@ def _cluster_class(system: BatchSystem) -> Any:
         if shutil.which(program) is None:
             raise ConfigError(f"{program} is not on the PATH here: jobs of {system} are submitted where it is")
     return found
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Let what is imported here set no handler of signals: dask-jobqueue takes Ctrl-C for itself when it is imported,
+    and fails where that is not in the main thread."""
+    here, set_handler = threading.get_ident(), signal.signal
+
+    def elsewhere(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if threading.get_ident() == here else set_handler(number, handler)
+
+    signal.signal = elsewhere  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        signal.signal = set_handler
 
 
 def _job_class(job_class: Any) -> Any:
@@ -107,8 +123,10 @@ def _job_class(job_class: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _shared_folder(launch: BatchNodes) -> Any:
+def _shared_folder(launch: BatchNodes) -> Iterator[Path]:
     where = Path(launch.folder or os.getcwd()).absolute()
+    if shlex.quote(str(where)) != str(where):  # nor would the batch systems' own directives quote it
+        raise ConfigError(f"the jobs' folder may not have blanks or quotes in its path, which jobs name: {where}")
     try:
         folder = tempfile.TemporaryDirectory(prefix=".corral-jobs-", dir=where, ignore_cleanup_errors=True)
     except OSError as error:
@@ -144,7 +162,7 @@ def _cluster(cluster_class: Any, launch: BatchNodes, security: Security, folder:
         "processes": 1,
         "security": _in_files(security, folder),
         "log_directory": str(folder),
-        "job_script_prologue": [MARKS.format(folder=shlex.quote(str(folder))), *prologue],
+        "job_script_prologue": [*(line.format(folder=folder) for line in MARKS), *prologue],
     }
     job_class = _job_class(cluster_class.job_cls)
     try:
@@ -171,7 +189,7 @@ async def _submit(cluster: Any) -> None:
 
 def _ended(folder: Path) -> int:
     """How many jobs have ended."""
-    return len(list(folder.glob("*.ended")))
+    return len(list(folder.glob("ended.*")))
 
 
 async def _close(cluster: Any, folder: Path) -> None:
@@ -198,7 +216,7 @@ class _BatchNodes(Started):
             await asyncio.sleep(LOOK)
 
     def troubles(self) -> str:
-        logs = [path for path in sorted(self._folder.iterdir()) if not path.name.startswith("tls_")]
+        logs = [path for path in sorted(self._folder.iterdir()) if not path.name.startswith(("ended.", "tls_"))]
         told = [f"the job's {path.name} ends{words}" for path in logs if (words := end_of_log(path)).startswith(":")]
         count = f"{_ended(self._folder)} of {self._launch.nodes} jobs of {self._launch.system} have started and ended"
         return "\n".join([count, *told[:3]])

@@ -105,6 +105,22 @@ async def test_a_job_that_waits_for_too_long(slurm_here: slurm.Slurm, tmp_path: 
 # ---- a pool on it ----
 
 
+async def test_a_pool_that_is_given_up_while_its_jobs_wait(slurm_here: slurm.Slurm, tmp_path: Path) -> None:
+    later = nodes_of(tmp_path, options={"job_extra_directives": ["--begin=now+1hour"]})
+
+    async def leave_once_they_wait(scope: anyio.CancelScope) -> None:
+        await eventually(lambda: [job.state for job in slurm_here.jobs()] == ["PENDING"] * 2, within=60)
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as scope:
+            tasks.start_soon(leave_once_they_wait, scope)
+            async with pool(backend="dask", dask=DaskConfig(launch=later)):
+                raise AssertionError("there is no node")
+    assert not slurm_here.jobs()
+    assert not list(tmp_path.iterdir())
+
+
 SLEEP = "import time; time.sleep(600)"
 
 WHERE = "import os; result = (os.environ['SLURM_JOB_ID'], os.getpid())"
@@ -133,7 +149,7 @@ async def test_a_call_in_flight_in_a_job_that_is_cancelled(slurm_here: slurm.Slu
             (lost, (lease, runtime_id, pid)), (kept, (other, its_id, its_pid)) = trials.items()
 
             async def call() -> None:
-                with pytest.raises(WorkerDied, match=r"node SLURMCluster-. was lost during tool python") as caught:
+                with pytest.raises(WorkerDied, match=r"node SLURMCluster-.* during tool python") as caught:
                     await respond(lease, runtime_id, SLEEP)
                 assert caught.value.kind.retried
 
@@ -185,7 +201,7 @@ async def test_the_walltime(slurm_here: slurm.Slurm, tmp_path: Path) -> None:
     async with pool(backend="dask", dask=DaskConfig(launch=launch)) as workers:
         async with trials_on(workers, 1) as trials:
             ((first, (lease, runtime_id, pid)),) = trials.items()
-            with pytest.raises(WorkerDied, match=r"node SLURMCluster-. was lost during tool python"):
+            with pytest.raises(WorkerDied, match=r"node SLURMCluster-.* during tool python"):
                 await respond(lease, runtime_id, SLEEP)
             await gone(pid, within=30)
         assert slurm_here.ending(first) in {"TIMEOUT", "COMPLETING"}
