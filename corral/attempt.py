@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import anyio
@@ -34,6 +34,7 @@ from corral.errors import (
     SubmissionError,
     TrialError,
 )
+from corral.lean import dataclass
 from corral.pool.wire import Closed
 from corral.report.progress import Progress
 from corral.scheduler import Job

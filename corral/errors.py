@@ -31,9 +31,10 @@ from __future__ import annotations
 
 import signal as _signal
 import traceback as _traceback
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Self
+
+from corral.lean import dataclass
 
 TRACEBACK_LIMIT = 16_384
 """Characters of a traceback kept in a record; the end of it is kept, where the cause stands."""

@@ -8,14 +8,12 @@ up after itself). Assumption: the caller runs this off its event loop, and enfor
 from __future__ import annotations
 
 import math
-import numbers
 import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +47,7 @@ from corral.types import (
 
 __all__ = ["TrialRuntime", "UnknownTool", "describe", "load", "warm_up"]
 
+_METHODS = {action: action.value for action in Action}
 _NO_FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -191,7 +190,7 @@ class TrialRuntime:
 
     def perform(self, action: Action, arguments: tuple[Any, ...] = ()) -> Any:
         """One action by its name, with positional arguments: the whole of a runtime for a router or a worker."""
-        perform: Callable[..., Any] = getattr(self, Action(action).value)
+        perform: Callable[..., Any] = getattr(self, _METHODS.get(action) or Action(action).value)
         return perform(*arguments)
 
     def close(self) -> list[str]:
@@ -397,13 +396,20 @@ def _make_workspace(root: Path, spec: TrialSpec) -> Path:
 def _finite(value: Any) -> float | None:
     """``value`` as a float, if it is a real, finite number: NumPy's scalars and booleans too."""
     item = value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
-    if not isinstance(item, numbers.Real | Decimal):
+    if type(item) not in (float, int, bool) and not _is_real(item):
         return None
     try:
         number = float(item)
     except (OverflowError, ValueError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _is_real(value: Any) -> bool:
+    from decimal import Decimal  # late: what a score hardly ever is
+    from numbers import Real
+
+    return isinstance(value, Real | Decimal)
 
 
 class _Call:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from corral.errors import ConfigError, FailureKind
+from corral.lean import dataclass
 
 __all__ = [
     "Action", "ConcurrencyConfig", "ConcurrencyMode", "FailureKind", "Attempt", "TaskInfo", "TaskTrialResult",
@@ -76,6 +76,8 @@ def derive_seed(seed: int, task_id: str, trial_index: int) -> int:
 
     So random state depends neither on the schedule nor on which other trials run.
     """
+    import hashlib  # it loads OpenSSL: nothing for a worker, which draws no seeds
+
     text = f"{seed}\x00{task_id}\x00{trial_index}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 

@@ -13,6 +13,7 @@ import pytest
 
 from corral.pool import supervisor
 from corral.pool.config import WorkerPoolConfig
+from corral.pool.wire import Load
 
 MARK = "CORRAL_TEST_RUN"
 """Processes inherit this variable: so a child of a killed child, which nobody is the parent of, is found too."""
@@ -65,12 +66,12 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if kind == "dask":
         nodes = request.getfixturevalue("dask_nodes")
 
-        def backend_of(config: WorkerPoolConfig) -> Any:
+        def backend_of(config: WorkerPoolConfig, load: Load) -> Any:
             from corral.pool.dask.backend import DaskBackend
             from corral.pool.dask.config import DaskConfig
 
             dask = DaskConfig(nodes.address, nodes.certificates, environment=dict(os.environ))
-            return DaskBackend(settings_of(config), dask)
+            return DaskBackend(settings_of(config, load), dask)
 
         settings_of = supervisor.agent_settings
         monkeypatch.setattr(supervisor, "backend_of", backend_of)

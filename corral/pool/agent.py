@@ -14,7 +14,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +21,7 @@ from typing import Any, Self
 import anyio
 
 from corral.errors import EnvStartError
+from corral.lean import dataclass
 from corral.pool.backend import SlotSpec
 from corral.pool.channel import open_listener
 from corral.pool.config import available_cpus
@@ -47,6 +47,8 @@ class AgentSettings:
     """Where the logs of its slots are kept; None: in a temporary folder, for the run only."""
     memory_limit: int | None
     """Bytes that a trial process and all below it may hold."""
+    by_value: bool = True
+    """Whether the builder was pickled with code in it, which cloudpickle reads."""
 
 
 class Agent:
@@ -65,7 +67,9 @@ class Agent:
             self._limiter = anyio.CapacityLimiter(math.inf)
             self._starts = anyio.CapacityLimiter(available_cpus())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
-            self._nursery = Nursery(self._folder, self._listener, self._limiter, self._tasks)
+            self._nursery = Nursery(
+                self._folder, self._listener, self._limiter, self._tasks, by_value=self._settings.by_value
+            )
             stack.enter_context(self._nursery.lifeline())
             stack.push_async_callback(self._shut_down)
             self._tasks.start_soon(MemoryWatch(self._settings.memory_limit).watch, self._processes)

@@ -14,15 +14,15 @@ Assumptions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import anyio
 
 from corral.errors import TrialError
-from corral.pool.wire import Load, Loaded, Message, ProcessEnded
+from corral.lean import dataclass
+from corral.pool.wire import Done, Load, Loaded, Message, ProcessEnded
 from corral.types import FreshMode
 
 
@@ -70,6 +70,15 @@ class SlotSpec:
     """The name of the node, where there are several."""
 
 
+Asked = Done | Coroutine[Any, Any, Any]
+"""The answer to a request, where it came at once; else what gives its value, or raises, once it has come."""
+
+
+async def result_of(asked: Asked) -> Any:
+    """What the answer holds."""
+    return asked.value if isinstance(asked, Done) else await asked
+
+
 class SlotProcess(Protocol):
     """A trial process, as its lease sees it."""
 
@@ -94,6 +103,9 @@ class SlotProcess(Protocol):
 
     async def request(self, message: Message, phase: str) -> Any:
         """What the answer holds. A TrialError with what ended it, where there is none. Cancelled, it is killed."""
+
+    def ask(self, message: Message, phase: str) -> Asked:
+        """The same, without a coroutine where the answer comes at once."""
 
     async def finish(self) -> None:
         """Let it close its trials and end."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from corral.errors import ConfigError
+from corral.lean import dataclass
 from corral.pool.dask.config import DaskConfig
 from corral.types import FreshMode, check_count, check_seconds
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from corral.errors import EnvStartError, TrialError, WorkerDied
+from corral.lean import dataclass
 from corral.pool.backend import SlotRef
 from corral.pool.wire import ProcessEnded
 

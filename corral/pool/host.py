@@ -2,14 +2,15 @@
 
 Purpose
     The worker itself runs no trial. It stays clean, so that a fork of it is fresh process state for the price of a
-    fork; it is the parent of every trial process, so it alone learns how one ended.
+    fork, whenever it is made; it is the parent of every trial process, so it alone learns how one ended.
 Guarantees
     * Every trial process that was started is reported ended exactly once, with its exit code or signal, its peak memory
-      and CPU time, after all that it left behind has been killed.
+      and CPU time; if it has served a lease, after all that it left behind has been killed.
     * When the supervisor's end of the connection closes, everything that this worker started is killed.
-    * Fork is used only while this process has one thread; else a new interpreter, kept warm, takes the lease.
+    * Fork is used only while this process has one thread; else a new interpreter serves the lease.
 Assumptions
-    One trial process at a time, and one spare. The supervisor kills a trial process by itself; it does not ask.
+    One trial process serves at a time; others were made ahead, and wait. What is left behind, and what was printed, is
+    of the one that serves. The supervisor kills a trial process by itself; it does not ask.
 """
 
 from __future__ import annotations
@@ -25,26 +26,28 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from corral.environment import Environment
 from corral.errors import EnvStartError, ProtocolError
-from corral.pool import guards, leaving, printed, trial_process
+from corral.lean import dataclass
+from corral.pool import guards, leaving, printed, rehearsal, trial_process
 from corral.pool.link import Link
 from corral.pool.logs import tail
-from corral.pool.spare import Spare, fork_spare, start_spare
+from corral.pool.spare import Spare, ended_while_loading, fork_spare, start_spare
 from corral.pool.wire import (
     Finish,
     HostSpec,
     Load,
     Loaded,
     LoadFailed,
+    Message,
     ProcessEnded,
     ProcessStarted,
+    Serves,
     StartProcess,
-    Ticket,
 )
 from corral.runtime import describe, load, warm_up
 from corral.types import FreshMode
@@ -82,17 +85,22 @@ def run_host(spec: HostSpec, lifeline: int, own: set[int]) -> NoReturn:
 
 @dataclass
 class _Child:
-    """A running trial process."""
+    """A trial process."""
 
-    number: int
     pid: int
-    watch: int
-    """A descriptor that becomes readable when it ends."""
-    log_start: int
+    spare: Spare | None = None
+    """Of one that is an interpreter of its own."""
+    number: int = 0
+    """Of its ticket; 0 while it has none."""
+    log_start: int = 0
+
+    def __post_init__(self) -> None:
+        self.watch = _watch(self.pid)
+        """A descriptor that becomes readable when it ends."""
 
 
 class Host:
-    """A worker's state: its environments, the trial process, the spare."""
+    """A worker's state: its environments and its trial processes."""
 
     def __init__(self, spec: HostSpec, link: Link, lifeline: int, own: set[int]) -> None:
         self._spec = spec
@@ -103,8 +111,10 @@ class Host:
         self._environments: Mapping[str, Environment] | None = None
         self._is_clean = spec.stays_clean
         """Whether nothing of the user's was ever loaded here."""
-        self._child: _Child | None = None
-        self._spare: Spare | None = None
+        self._children: dict[int, _Child] = {}
+        """By the descriptor that tells its end."""
+        self._serving = 0
+        """The number of the trial process that has a lease."""
         self._helpers = guards.child_pids()
         """Processes that the main script, and loading the environments, started: trials need them."""
 
@@ -129,13 +139,11 @@ class Host:
         with guards.sentinel(self._lifeline):
             try:
                 spawned = request.fresh == "spawn"
-                answer = self._ask_spare(self._start_spare()) if spawned else self._load_here(request)
+                answer = self._load_in_spare() if spawned else self._load_here(request)
             except BaseException as error:
                 self._link.send(trial_process.load_failed(error))
                 return False
         self._load = replace(request, described=True)  # from now on
-        if not spawned and isinstance(answer, Loaded) and answer.fresh == "spawn":
-            self._start_spare()
         self._link.send(answer)
         return isinstance(answer, Loaded)
 
@@ -150,6 +158,7 @@ class Host:
         self._helpers |= guards.child_pids() - children
         catalogue = {} if request.described else describe(environments)
         warm_up(environments)
+        rehearsal.rehearse(Path(self._spec.work_root))  # what is made and cached by a first time, forks then have
         opened = set(guards.open_resources().items()) - set(before.items())
         notes = tuple(
             f"loading the environments left {what} open; forked trials would share it: "
@@ -161,6 +170,22 @@ class Host:
         gc.collect()
         gc.freeze()  # forks share these pages for as long as the collector does not touch them
         return Loaded(catalogue, self._soundest(request.fresh), notes)
+
+    def _load_in_spare(self) -> Loaded | LoadFailed:
+        """Have the first spare load, and give its answer. Gives up when the supervisor is gone."""
+        child = self._start_spare()
+        spare = child.spare
+        assert spare is not None
+        poll = select.poll()
+        poll.register(spare.fileno(), select.POLLIN)
+        poll.register(self._lifeline, 0)
+        if any(descriptor == self._lifeline for descriptor, _ in poll.poll()):
+            raise ConnectionError("the supervisor is gone")
+        if isinstance(answer := spare.answer(), Loaded):
+            return answer
+        _, status = os.waitpid(child.pid, 0)
+        del self._children[child.watch]
+        return answer or LoadFailed(ended_while_loading(os.waitstatus_to_exitcode(status)))
 
     def _soundest(self, wanted: FreshMode) -> FreshMode:
         if wanted == "spawn":
@@ -176,19 +201,30 @@ class Host:
     # ---- serving ----
 
     def _step(self) -> bool:
-        """Wait for one thing and deal with it; False when it is time to end."""
+        """Wait for something and deal with it; False when it is time to end."""
         poll = select.poll()
-        poll.register(self._link.fileno(), select.POLLIN)
-        if self._child is not None:
-            poll.register(self._child.watch, select.POLLIN)
+        for descriptor in (self._link.fileno(), *self._children):
+            poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll()}
-        if self._child is not None and self._child.watch in ready:
-            self._report_end(self._child)
-        if self._link.fileno() not in ready:
-            return True
-        match self._link.receive():
-            case StartProcess(ticket, fresh):
-                self._start_process(ticket, fresh)
+        # Requests first: that a process serves was said before it could do anything, and so before its end.
+        goes_on = self._link.fileno() not in ready or self._take_requests()
+        for child in [child for watch, child in self._children.items() if watch in ready]:
+            self._report_end(child)
+        return goes_on
+
+    def _take_requests(self) -> bool:
+        while self._take(self._link.receive()):
+            if not self._link.pending:
+                return True
+        return False
+
+    def _take(self, request: Message | None) -> bool:
+        match request:
+            case StartProcess() as order:
+                self._start_process(order)
+                return True
+            case Serves(number):
+                self._serving = number
                 return True
             case Finish():
                 guards.end_children(set())
@@ -200,115 +236,132 @@ class Host:
                 raise ProtocolError(f"a worker was sent a {type(other).__name__}")
         return False
 
-    def _start_process(self, ticket: Ticket, fresh: FreshMode) -> None:
-        if self._child is not None:  # it was killed, or finished, a moment ago
-            self._report_end(self._child)
-        log_start = self._begin_log()
-        try:
-            fresh = self._soundest(fresh)
-            pid = self._fork(ticket) if fresh == "fork" else self._hand_to_spare(ticket)
-        except Exception as error:
-            self._link.send(ProcessEnded(ticket.number, None, record=trial_process.load_failed(error).record))
-            return
-        self._child = _Child(ticket.number, pid, _watch(pid), log_start)
-        self._link.send(ProcessStarted(ticket.number, pid))
-        if self._spare is None and fresh == "spawn":
-            self._start_spare()
-
-    def _begin_log(self) -> int:
+    def _start_process(self, order: StartProcess) -> None:
+        number = order.ticket.number
         printed.flush()  # a fork would print what this process holds back
+        if not any(child.number for child in self._children.values()):
+            self._turn_the_page()
+        try:
+            child = self._fork(order) if self._soundest(order.fresh) == "fork" else self._hand_to_spare(order)
+        except Exception as error:
+            self._link.send(ProcessEnded(number, None, record=trial_process.load_failed(error).record))
+            return
+        child.number, child.log_start = number, os.lseek(1, 0, os.SEEK_END)
+        if not order.ahead:
+            self._serving = number
+        self._link.send(ProcessStarted(number, child.pid))
+
+    def _turn_the_page(self) -> None:
+        """What is printed from now on is of another trial."""
         if not self._spec.keep_log:
             os.ftruncate(1, 0)
-        return os.lseek(1, 0, os.SEEK_END)
+        start = os.lseek(1, 0, os.SEEK_END)
+        for child in self._children.values():
+            child.log_start = start
 
-    def _fork(self, ticket: Ticket) -> int:
+    def _fork(self, order: StartProcess) -> _Child:
         parent = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12 on: threads; there are none
             pid = os.fork()
         if pid == 0:
-            self._become_trial_process(ticket, parent)
+            self._become_trial_process(order, parent)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # the child does so too: whoever is first
-        return pid
+        return self._watched(_Child(pid))
 
-    def _become_trial_process(self, ticket: Ticket, parent: int) -> NoReturn:
+    def _become_trial_process(self, order: StartProcess, parent: int) -> NoReturn:
         try:
             with contextlib.suppress(OSError):
                 os.setpgid(0, 0)
             guards.die_with_parent(parent)
-            for descriptor in self._own:
+            for descriptor in self._held():
                 os.close(descriptor)
-            self._link.close()
-            if self._spare is not None:
-                self._spare.link.close()
             leaving.begin_anew()
             environments, load_of = self._environments, self._load
             assert environments is not None
             assert load_of is not None
-            server = trial_process.TrialServer(environments, Path(self._spec.work_root), reused=load_of.reused)
-            trial_process.run(Link.connect(ticket), server)
+            work_root = Path(self._spec.work_root)
+            server = trial_process.TrialServer(environments, work_root, reused=load_of.reused)
+            link = Link.connect(order.ticket)
+            if order.ahead:
+                rehearsal.rehearse(work_root, link)
+            trial_process.run(link, server)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(trial_process.EXIT_BROKEN)
 
-    # ---- the spare ----
+    def _held(self) -> list[int]:
+        """Descriptors that a fork must not hold. Whatever owns them here is never used in one again."""
+        spares = [child.spare.fileno() for child in self._children.values() if child.spare is not None]
+        return [*self._own, self._link.fileno(), *self._children, *spares]
 
-    def _start_spare(self) -> Spare:
+    def _watched(self, child: _Child) -> _Child:
+        self._children[child.watch] = child
+        return child
+
+    # ---- interpreters of their own ----
+
+    def _start_spare(self) -> _Child:
         assert self._load is not None
         if self._is_clean and guards.thread_count() == 1:
-            self._spare = fork_spare(self._spec, self._load, [*self._own, self._link.fileno()])
+            spare = fork_spare(self._spec, self._load, self._held())
         else:
-            self._spare = start_spare(self._spec, self._load)
-        return self._spare
+            spare = start_spare(self._spec, self._load)
+        return self._watched(_Child(spare.pid, spare))
 
-    def _ask_spare(self, spare: Spare) -> Loaded | LoadFailed:
-        """Wait until the spare has loaded, or failed to and is gone. Gives up when the supervisor is gone."""
-        poll = select.poll()
-        poll.register(spare.link.fileno(), select.POLLIN)
-        poll.register(self._lifeline, 0)
-        if any(descriptor == self._lifeline for descriptor, _ in poll.poll()):
-            raise ConnectionError("the supervisor is gone")
-        answer = spare.answer()
-        if not spare.loaded:
-            self._spare = None
-        return answer
-
-    def _hand_to_spare(self, ticket: Ticket) -> int:
-        spare = self._spare or self._start_spare()
-        if not spare.loaded and isinstance(answer := self._ask_spare(spare), LoadFailed):
-            raise EnvStartError.because("loading the environments in a new interpreter", answer.record)
-        self._spare = None
-        return spare.hand_over(ticket)
+    def _hand_to_spare(self, order: StartProcess) -> _Child:
+        for child in list(self._children.values()):  # the one that described the environments has no ticket yet
+            if child.spare is not None and not child.number:
+                with contextlib.suppress(OSError):  # it is gone
+                    child.spare.hand_over(order)
+                    return child
+        child = self._start_spare()
+        assert child.spare is not None
+        child.spare.hand_over(order)
+        return child
 
     # ---- the end of a trial process ----
 
     def _report_end(self, child: _Child) -> None:
-        self._child = None
+        del self._children[child.watch]
         _, status, usage = os.wait4(child.pid, 0)
         os.close(child.watch)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)  # what it started and left in its group
-        guards.end_children(self._helpers | ({self._spare.pid} if self._spare else set()))
-        self._clear_workspaces()
+        exit_status = os.waitstatus_to_exitcode(status)
+        failure = None
+        if child.spare is not None:
+            failure = child.spare.failure(exit_status)
+            child.spare.close()
+        if not child.number:
+            return
+        if has_served := child.number == self._serving:
+            self._serving = 0
+            self._clean_up()
         output, log_end = tail(self._spec.log_path, child.log_start, printed.OUTPUT_TAIL)
+        if has_served:
+            self._turn_the_page()
         self._link.send(
             ProcessEnded(
                 child.number,
-                os.waitstatus_to_exitcode(status),
+                exit_status if failure is None else None,
                 peak_rss=usage.ru_maxrss * (1024 if guards.LINUX else 1),
                 cpu_seconds=usage.ru_utime + usage.ru_stime,
                 output=output,
+                record=failure,
                 log_end=log_end,
             )
         )
 
-    def _clear_workspaces(self) -> None:
-        """A trial that closed took its workspace with it; one that died left it."""
+    def _clean_up(self) -> None:
+        """End what a trial left running, and remove the workspace of one that died: one that closed took it along."""
+        guards.end_children(self._helpers | {child.pid for child in self._children.values()})
         with contextlib.suppress(OSError):
             for left in list(os.scandir(self._spec.work_root)):
-                shutil.rmtree(left.path, ignore_errors=True)
+                if left.name != rehearsal.FOLDER:
+                    shutil.rmtree(left.path, ignore_errors=True)
 
 
 def _watch(pid: int) -> int:

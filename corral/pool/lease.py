@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 
 from corral.errors import NotFound, TrialError, WorkerDied
-from corral.pool.backend import SlotProcess, SlotWorker
+from corral.pool.ahead import is_there
+from corral.pool.backend import Asked, SlotProcess, SlotWorker, result_of
 from corral.pool.config import WorkerPoolConfig
 from corral.pool.slots import Slot
 from corral.pool.wire import Close, Closed, Open, Opened, Perform, ProcessEnded
@@ -17,12 +18,6 @@ from corral.types import Action, TaskInfo, TrialSpec, WorkerRef
 
 MAX_TRIES = 3
 """Workers in a row that may be gone, before they made a trial process, until a trial is charged for it."""
-
-
-NOBODY = "nobody"
-"""The id of no trial."""
-ANSWER_PATIENCE = 5.0
-"""Seconds that a process which is to serve again may take to say that it is there."""
 
 
 class Lease:
@@ -92,14 +87,7 @@ class Lease:
         if is_taken_over and limit is not None and await process.memory() > limit / 2:
             await process.finish()
             return False
-        try:
-            with anyio.move_on_after(ANSWER_PATIENCE):  # one that was stopped, or computes on, is killed
-                await process.request(Close(NOBODY), "a question whether it is there")
-        except NotFound:  # so it answers
-            return True
-        except TrialError:
-            return False
-        return False
+        return await is_there(process)
 
     async def _worker(self) -> SlotWorker:
         while (worker := self.slot.worker) is None:  # checked again after the wait: it may be lost meanwhile
@@ -110,7 +98,11 @@ class Lease:
 
     async def perform(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Any:
         """Ask something of an open trial. Raises the TrialError that ended it, or what the request failed with."""
-        return await self._living().request(Perform(runtime_id, action, arguments), phase)
+        return await result_of(self.ask(runtime_id, action, arguments, phase))
+
+    def ask(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Asked:
+        """The same: Done, if it is answered at once, else what waits for the answer, to be awaited next."""
+        return self._living().ask(Perform(runtime_id, action, arguments), phase)
 
     async def close_trial(self, runtime_id: str) -> Closed:
         """Close an open trial."""

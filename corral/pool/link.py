@@ -7,9 +7,10 @@ event loop, so it stays small and has one thread, which is what makes its forks 
 from __future__ import annotations
 
 import os
+import select
 import socket
 
-from corral.pool.glance import CHUNK, Glance
+from corral.pool.glance import CHUNK, Glance, here
 from corral.pool.wire import Decoder, Message, Ticket, encode
 
 
@@ -41,9 +42,15 @@ class Link:
         """Whether more was received than was asked for: it makes the descriptor readable no more."""
         return self._decoder.pending
 
+    def is_waiting(self) -> bool:
+        """Whether something has come, or the other end is gone: ``receive`` would not wait for its first bytes."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return self.pending or bool(poll.poll(0))
+
     def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be; OSError if the other end is gone."""
-        for part in encode(message):
+        for part in encode(message, here()):
             self._socket.sendall(part)
 
     def receive(self) -> Message | None:
@@ -68,7 +75,7 @@ class Link:
             return 0
 
     def _some(self) -> bytes:
-        if (data := self._glance.take()) is not None:
+        if (data := self._glance.take(self._decoder.processor)) is not None:
             return data
         try:
             return self._socket.recv(CHUNK)

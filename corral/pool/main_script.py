@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from dataclasses import dataclass
 from types import ModuleType
 
 from corral.errors import ConfigError
+from corral.lean import dataclass
 
 _importing = False
 _refusal: ConfigError | None = None

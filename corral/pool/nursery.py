@@ -43,9 +43,12 @@ STATUS_PATIENCE = 1.5
 class Nursery:
     """Makes workers by fork. Its processes start when the first is needed."""
 
-    def __init__(self, folder: Path, listener: Listener, limiter: CapacityLimiter, tasks: TaskGroup) -> None:
-        """``folder``: of the pool, for the lifeline and the nursery's own log."""
+    def __init__(
+        self, folder: Path, listener: Listener, limiter: CapacityLimiter, tasks: TaskGroup, *, by_value: bool
+    ) -> None:
+        """``folder``: of the pool, for the lifeline and the nursery's own log. ``by_value``: see ``NurserySpec``."""
         self._folder = folder
+        self._by_value = by_value
         self._listener = listener
         self._limiter = limiter
         self._tasks = tasks
@@ -93,7 +96,7 @@ class Nursery:
         log_path = str(self._folder / "nursery.log")
         self._interpreter = Interpreter(log_path, keep_log=False, limiter=self._limiter)
         self._gone, self._scope = anyio.Event(), anyio.CancelScope(shield=True)
-        spec = NurserySpec(visitor.ticket, log_path, self._lifeline)
+        spec = NurserySpec(visitor.ticket, log_path, self._lifeline, self._by_value)
         self._tasks.start_soon(self._live, self._interpreter, spec, self._scope, self._gone, visitor)
         try:
             with anyio.move_on_after(PATIENCE):

@@ -2,7 +2,7 @@
 
 It holds what a worker needs of Corral's own, and nothing of the user's; so its forks are new interpreters to the user's
 code, but for the time that importing Corral takes, and what it needs to unpickle a builder and to describe environments
-and their tools: pydantic is half of it.
+and their tools. pydantic is left out: most environments never need it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pickle
 import random
 import select
 import traceback
@@ -32,7 +31,7 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         guards.become_leader()
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
-        _warm_up()
+        _warm_up(by_value=spec.by_value)
         if guards.thread_count() == 1:
             gc.collect()
             gc.freeze()  # forks share these pages for as long as the collector does not touch them
@@ -52,11 +51,12 @@ class _Sample(Environment):
         return text * times
 
 
-def _warm_up() -> None:
+def _warm_up(*, by_value: bool) -> None:
     """Load and compile what every worker will need, by a use of it."""
-    import cloudpickle
+    if by_value:
+        import cloudpickle  # noqa: F401 - to read a builder
 
-    describe(load(pickle.loads(cloudpickle.dumps(lambda: {"sample": _Sample("sample")}))))
+    describe(load(lambda: {"sample": _Sample("sample")}))
 
 
 class _Nursery:

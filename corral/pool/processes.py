@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 
 import anyio
@@ -25,6 +26,16 @@ def is_stopped(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:
+        return False
+
+
+def has_idle_processor() -> bool:
+    """Whether no more computes on this machine now than it has processors. Where that is not known: no."""
+    try:
+        with open("/proc/loadavg", "rb") as averages:
+            running, _, _ = averages.read().split()[3].partition(b"/")
+        return int(running) <= (os.cpu_count() or 1)
+    except (OSError, ValueError, IndexError):
         return False
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import anyio
 
 from corral.errors import EnvStartError, NoSlot
+from corral.lean import dataclass
 from corral.pool.backend import Node, SlotProcess, SlotWorker
 from corral.pool.lifecycle import WorkerEvent, WorkerState, next_state
 

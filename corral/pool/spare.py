@@ -1,60 +1,87 @@
-"""WORKER SIDE. The spare: an interpreter that has the environments loaded and waits, warm, for a lease.
+"""WORKER SIDE. A spare: an interpreter of a trial process's own, which loads the environments by itself.
 
 It serves where a fork of a worker that has loaded them would not do. A worker that has nothing of the user's loaded
-makes it by fork, to the user's code a new interpreter like any; another one starts an interpreter.
+makes it by fork, to the user's code a new interpreter like any; another one starts an interpreter. It is told what to
+load and the ticket of its lease when these are known, and needs nobody's answer in between.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple
+from pathlib import Path
 from socket import socket, socketpair
 from typing import NoReturn
 
+from corral.environment import Environment
 from corral.errors import ErrorRecord, describe_exit
+from corral.pool import guards, rehearsal
 from corral.pool.link import Link
-from corral.pool.trial_process import EXIT_BROKEN, spare_main
-from corral.pool.wire import HostSpec, Load, Loaded, LoadFailed, StartProcess, Ticket
+from corral.pool.main_script import MainScript
+from corral.pool.trial_process import EXIT_BROKEN, TrialServer, load_failed, run, try_main
+from corral.pool.wire import HostSpec, Load, Loaded, LoadFailed, StartProcess
+from corral.runtime import describe, load
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
-    "from corral.pool.trial_process import MainScript, spare_main; "
+    "from corral.pool.spare import MainScript, spare_main; "
     "main = json.loads(sys.argv[5]); "
     "spare_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], MainScript(*main) if main else None)"
 )
 
 
-@dataclass
 class Spare:
-    """A spare, from its start until it is handed a ticket. Its pid is the parent's to wait for."""
+    """Its worker's side of one. Its pid is the worker's to wait for."""
 
-    pid: int
-    link: Link
-    loaded: bool = False
+    def __init__(self, pid: int, control: socket, load: Load) -> None:
+        self.pid = pid
+        self._control = control
+        self._link = Link(control)
+        self._loaded = False
+        with contextlib.suppress(OSError):  # gone at once: its end will tell
+            self._link.send(load)
 
-    def answer(self) -> Loaded | LoadFailed:
-        """Wait until it has loaded. If it could not, it is gone."""
-        answer = self.link.receive()
-        if isinstance(answer, Loaded):
-            self.loaded = True
-            return answer
-        _, status = os.waitpid(self.pid, 0)
+    def fileno(self) -> int:
+        """Readable when it has loaded, or failed to."""
+        return self._control.fileno()
+
+    def answer(self) -> Loaded | LoadFailed | None:
+        """Wait until it has loaded, or failed to. None if it ended without a word."""
+        answer = self._link.receive()
+        assert answer is None or isinstance(answer, Loaded | LoadFailed)
+        self._loaded = isinstance(answer, Loaded)
+        return answer
+
+    def hand_over(self, order: StartProcess) -> None:
+        """Let it serve the lease of a ticket, as soon as it has loaded. OSError if it is gone."""
+        self._link.send(order)
+
+    def failure(self, status: int) -> ErrorRecord | None:
+        """Why it could not load, after it has ended with ``status``; None if it could."""
+        self._control.setblocking(False)  # what it started may hold its end
+        answer = None if self._loaded else self.answer()
+        if self._loaded:
+            return None
         if isinstance(answer, LoadFailed):
-            return answer
-        what = f"the interpreter {describe_exit(os.waitstatus_to_exitcode(status))}"
-        return LoadFailed(ErrorRecord("ProcessEnded", what))
+            return answer.record
+        return ended_while_loading(status)
 
-    def hand_over(self, ticket: Ticket) -> int:
-        """Let it serve the lease of ``ticket``; its pid."""
-        self.link.send(StartProcess(ticket, "spawn"))
-        self.link.close()
-        return self.pid
+    def close(self) -> None:
+        """Let go of it."""
+        self._control.close()
+
+
+def ended_while_loading(status: int) -> ErrorRecord:
+    """What there is to say of a spare that ended without a word."""
+    return ErrorRecord("ProcessEnded", f"the interpreter {describe_exit(status)}")
 
 
 def start_spare(spec: HostSpec, load: Load) -> Spare:
@@ -66,13 +93,13 @@ def start_spare(spec: HostSpec, load: Load) -> Spare:
         told = [json.dumps(sys.path), json.dumps(spec.main and astuple(spec.main))]
         process = subprocess.Popen([*command, *told], pass_fds=[number], stdin=subprocess.DEVNULL, process_group=0)
     process.returncode = 0  # waited for by pid, like a fork: the object need not
-    return _told(Spare(process.pid, Link(ours)), load)
+    return Spare(process.pid, ours, load)
 
 
-def fork_spare(spec: HostSpec, load: Load, own: Iterable[int]) -> Spare:
+def fork_spare(spec: HostSpec, load: Load, held: Iterable[int]) -> Spare:
     """A spare by fork of this process, which has nothing of the user's loaded.
 
-    ``own``: descriptors that it must not hold.
+    ``held``: descriptors that it must not hold.
     """
     parent = os.getpid()
     ours, theirs = socketpair()
@@ -82,14 +109,14 @@ def fork_spare(spec: HostSpec, load: Load, own: Iterable[int]) -> Spare:
             pid = os.fork()
         if pid == 0:
             ours.close()
-            _become_spare(spec, theirs, parent, own)
-    return _told(Spare(pid, Link(ours)), load)
+            _become_spare(spec, theirs, parent, held)
+    return Spare(pid, ours, load)
 
 
-def _become_spare(spec: HostSpec, control: socket, parent: int, own: Iterable[int]) -> NoReturn:
+def _become_spare(spec: HostSpec, control: socket, parent: int, held: Iterable[int]) -> NoReturn:
     try:
         os.setpgid(0, 0)
-        for descriptor in own:
+        for descriptor in held:
             os.close(descriptor)
         random.seed()
         spare_main(control.detach(), parent, spec.work_root, spec.main)
@@ -97,6 +124,37 @@ def _become_spare(spec: HostSpec, control: socket, parent: int, own: Iterable[in
         os._exit(EXIT_BROKEN)
 
 
-def _told(spare: Spare, load: Load) -> Spare:
-    spare.link.send(load)
-    return spare
+def spare_main(descriptor: int, parent: int, work_root: str, main: MainScript | None) -> NoReturn:
+    """The spare itself: import the main script, load the environments, then serve the lease of the ticket."""
+    guards.die_with_parent(parent)
+    guards.ignore_terminal_signals()
+    guards.reopen_streams()
+    failed = try_main(main)
+    control = Link(socket(fileno=descriptor))
+    match control.receive():
+        case Load(_, _, reused) as request if failed is None:
+            environments = _load(control, request)
+        case Load() if failed is not None:
+            control.send(failed)
+            os._exit(1)
+        case _:
+            os._exit(EXIT_BROKEN)
+    match control.receive():
+        case StartProcess(ticket, _, ahead):
+            control.close()
+            link = Link.connect(ticket)
+            if ahead:
+                rehearsal.rehearse(Path(work_root), link)
+            run(link, TrialServer(environments, Path(work_root), reused=reused))
+        case _:
+            os._exit(0)
+
+
+def _load(control: Link, request: Load) -> Mapping[str, Environment]:
+    try:
+        environments: Mapping[str, Environment] = load(pickle.loads(request.builder))
+        control.send(Loaded({} if request.described else describe(environments), "spawn"))
+    except BaseException as error:
+        control.send(load_failed(error))
+        os._exit(1)
+    return environments

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import anyio
 from anyio import BrokenWorkerProcess
 
 from corral.errors import EnvStartError, ErrorRecord, describe_exit
+from corral.lean import dataclass
 
 ENDED = (BrokenWorkerProcess, anyio.EndOfStream, anyio.IncompleteRead, ProcessLookupError, ConnectionError)
 """What anyio raises when a new interpreter ends while it is spoken to."""

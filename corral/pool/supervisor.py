@@ -19,7 +19,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +28,7 @@ import anyio
 import cloudpickle
 
 from corral.errors import ConfigError, CorralError, EnvStartError, ErrorRecord, ProtocolError, SerializationError
+from corral.lean import dataclass
 from corral.pool.agent import AgentSettings
 from corral.pool.backend import Node, SlotBackend, SlotSpec, SlotWorker
 from corral.pool.config import WorkerPoolConfig
@@ -129,7 +130,7 @@ class WorkerPool:
         if self.config.log_dir is not None:
             _make_log_folder(self.config.log_dir)
         async with contextlib.AsyncExitStack() as stack:
-            self._backend = await stack.enter_async_context(backend_of(self.config))
+            self._backend = await stack.enter_async_context(backend_of(self.config, self._load))
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.push_async_callback(self._shut_down)
             await self._start_first()
@@ -318,9 +319,9 @@ def _statistics_of(slot: Slot) -> WorkerStatistics:
     )
 
 
-def backend_of(config: WorkerPoolConfig) -> SlotBackend:
+def backend_of(config: WorkerPoolConfig, load: Load) -> SlotBackend:
     """Where a pool's workers run."""
-    settings = agent_settings(config)
+    settings = agent_settings(config, load)
     if config.backend == "local":
         return LocalBackend(settings)
     from corral.pool.dask.backend import DaskBackend
@@ -328,10 +329,11 @@ def backend_of(config: WorkerPoolConfig) -> SlotBackend:
     return DaskBackend(settings, config.dask or DaskConfig())
 
 
-def agent_settings(config: WorkerPoolConfig) -> AgentSettings:
+def agent_settings(config: WorkerPoolConfig, load: Load) -> AgentSettings:
     """What every agent of a pool is told."""
     logs = None if config.log_dir is None else str(Path(config.log_dir).resolve())
-    return AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes)
+    by_value = b"cloudpickle" in load.builder
+    return AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes, by_value=by_value)
 
 
 def _make_log_folder(folder: str | os.PathLike[str]) -> None:

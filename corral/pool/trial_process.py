@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import socket
 import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from corral.environment import Environment
 from corral.errors import ConfigError, ErrorRecord, NotFound, ProtocolError, SerializationError, ToolError, TrialError
@@ -22,25 +20,24 @@ from corral.pool import guards, leaving
 from corral.pool.link import Link
 from corral.pool.main_script import MainScript, import_main
 from corral.pool.printed import Printed
-from corral.pool.traces import Traces
 from corral.pool.wire import (
     Close,
     Closed,
     Done,
     Failed,
     Finish,
-    Load,
-    Loaded,
     LoadFailed,
     Message,
     Open,
     Opened,
     Perform,
     Refused,
-    StartProcess,
 )
-from corral.runtime import TrialRuntime, describe, load
+from corral.runtime import TrialRuntime
 from corral.types import TrialSpec
+
+if TYPE_CHECKING:
+    from corral.pool.traces import Traces
 
 EXIT_BROKEN = 70
 """Exit code of a trial process that failed by Corral's own doing (EX_SOFTWARE of sysexits.h)."""
@@ -93,6 +90,8 @@ class TrialServer:
         self._used_before[spec.runtime_id] = used_so_far()[1]
         log_start = self._printed.begin(spec.runtime_id)
         if self._reused:
+            from corral.pool.traces import Traces
+
             self._traces[spec.runtime_id] = Traces(self._packages - {"corral"})
         try:
             runtime = TrialRuntime(self._environments[spec.task_id], spec, self._work_root, own_process=True)
@@ -158,39 +157,6 @@ def run(link: Link, server: TrialServer) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-def spare_main(descriptor: int, parent: int, work_root: str, main: MainScript | None) -> NoReturn:
-    """A new interpreter: import the main script, load the environments, then wait to be handed a ticket."""
-    guards.die_with_parent(parent)
-    guards.ignore_terminal_signals()
-    guards.reopen_streams()
-    failed = try_main(main)
-    control = Link(socket.socket(fileno=descriptor))
-    match control.receive():
-        case Load(_, _, reused) as request if failed is None:
-            environments = _load_spare(control, request)
-        case Load() if failed is not None:
-            control.send(failed)
-            os._exit(1)
-        case _:
-            os._exit(EXIT_BROKEN)
-    match control.receive():
-        case StartProcess(ticket):
-            control.close()
-            run(Link.connect(ticket), TrialServer(environments, Path(work_root), reused=reused))
-        case _:
-            os._exit(0)
-
-
-def _load_spare(control: Link, request: Load) -> Mapping[str, Environment]:
-    try:
-        environments: Mapping[str, Environment] = load(pickle.loads(request.builder))
-        control.send(Loaded({} if request.described else describe(environments), "spawn"))
-    except BaseException as error:
-        control.send(load_failed(error))
-        os._exit(1)
-    return environments
 
 
 def try_main(script: MainScript | None) -> LoadFailed | None:

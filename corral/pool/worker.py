@@ -24,7 +24,8 @@ from anyio import BrokenWorkerProcess
 from anyio.abc import TaskGroup
 
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, TrialError
-from corral.pool.backend import SlotRef
+from corral.pool.ahead import Ahead
+from corral.pool.backend import Asked, SlotRef, result_of
 from corral.pool.channel import Channel, Listener, Visitor
 from corral.pool.ending import Ending, NoAnswer
 from corral.pool.interpreter import Interpreter
@@ -73,7 +74,7 @@ class TrialProcess:
 
     def __init__(self, worker: Worker, visitor: Visitor) -> None:
         self._worker = worker
-        self._visitor = visitor
+        self.visitor = visitor
         self.number = visitor.ticket.number
         self.pid: int = 0
         self.ended = anyio.Event()
@@ -97,8 +98,21 @@ class TrialProcess:
 
     async def request(self, message: Message, phase: str) -> Any:
         """Send a request and wait for its answer; ``phase`` says in words what it does."""
+        return await result_of(self.ask(message, phase))
+
+    def ask(self, message: Message, phase: str) -> Asked:
+        """Send a request: Done, if it is answered at once, else what waits for its answer, to be awaited next."""
         try:
-            answer = await self.exchange(message)
+            answer = self._put(message)
+        except NoAnswer as gone:
+            return self._answer(gone, phase)
+        return answer if type(answer) is Done else self._answer(answer, phase)
+
+    async def _answer(self, answer: Message | NoAnswer | None, phase: str) -> Any:
+        try:
+            if isinstance(answer, NoAnswer):
+                raise answer
+            answer = answer or await self._next()
         except NoAnswer as gone:
             raise await self.reason(phase, gone.said) from None
         match answer:
@@ -111,20 +125,35 @@ class TrialProcess:
 
     def pass_on(self) -> None:
         """Its answers are for somebody else: give them unread, as frames."""
-        if self._visitor.channel is not None:
-            self._visitor.channel.pass_on()
+        if self.visitor.channel is not None:
+            self.visitor.channel.pass_on()
 
     async def exchange(self, message: Message) -> Message:
         """Send a message and wait for the next one. NoAnswer where there will be none."""
-        channel = self._visitor.channel
+        return self._put(message) or await self._next()
+
+    def _put(self, message: Message) -> Message | None:
+        """Send a message, and look whether the next one comes at once: None where ``_next`` is to wait for it."""
+        channel = self.visitor.channel
         if channel is None or self.doom is not None or self.ended.is_set():
             raise NoAnswer
+        answer = None
         self._asking = True
         try:
-            await channel.send(message)
-            return await channel.receive()
+            answer = channel.ask(message)
         except TrialError:  # it could not be sent, and nothing of it was: the process is as it was
+            self._asking = False
             raise
+        except ProtocolError as error:
+            self._asking = False
+            raise NoAnswer(str(error)) from None
+        self._asking = answer is None
+        return answer
+
+    async def _next(self) -> Message:
+        assert self.visitor.channel is not None
+        try:
+            return await self.visitor.channel.receive()
         except (anyio.EndOfStream, ProtocolError) as error:
             raise NoAnswer(str(error) if isinstance(error, ProtocolError) else "") from None
         except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
@@ -157,7 +186,7 @@ class TrialProcess:
 
     async def finish(self, patience: float = FINISH_PATIENCE) -> None:
         """Let it close its trials and end; kill it if it does not, within ``patience`` seconds."""
-        channel = self._visitor.channel
+        channel = self.visitor.channel
         with anyio.CancelScope(shield=True):
             if self.alive and channel is not None and not self._asking:  # with a call in flight it would not listen
                 with anyio.move_on_after(patience), contextlib.suppress(anyio.EndOfStream):
@@ -210,13 +239,13 @@ class TrialProcess:
         """The worker's report, or its loss."""
         self.end = end
         self.ended.set()
-        self._visitor.give_up()
+        self.visitor.give_up()
         if not self._asking:  # its answer may have come just before its end
             self._close()
 
     def _close(self) -> None:
-        if self._visitor.channel is not None:
-            self._visitor.channel.close()
+        if self.visitor.channel is not None:
+            self.visitor.channel.close()
 
 
 class Worker:
@@ -254,6 +283,7 @@ class Worker:
         self._finishing = False
         """Whether it was told to end what it started, close its connection and wait for its kill."""
         self._processes: dict[int, TrialProcess] = {}
+        self._ahead = Ahead(self)
 
     @property
     def pid(self) -> int:
@@ -277,7 +307,7 @@ class Worker:
 
     async def start(self, tasks: TaskGroup, load: Load, patience: float, what: str) -> Loaded:
         """Spawn it and let it load, within ``patience`` seconds. EnvStartError if it could not; then it is gone."""
-        self._patience, self._what = patience, what
+        self._tasks, self._load, self._patience, self._what = tasks, load, patience, what
         try:
             with anyio.fail_after(patience):
                 tasks.start_soon(self._call)
@@ -296,7 +326,9 @@ class Worker:
             await self.kill()
             raise
         if isinstance(answer, Loaded):
+            self._usual = answer.fresh
             tasks.start_soon(self._listen)
+            self._prepare_next(answer.fresh, self.gone)
             return answer
         await self.kill()
         if isinstance(answer, LoadFailed):
@@ -322,11 +354,13 @@ class Worker:
     async def _lose(self) -> None:
         # Read at once: the next worker of the slot empties the log.
         self._output, log_end = tail(self._spec.log_path, self._interpreter.log_start, LAST_OUTPUT)
+        self._ahead.close()
         self._visitor.give_up()
         for process in self._processes.values():
             process.signal(signal.SIGKILL)
         await see_off([found for process in self._processes.values() if (found := find_process(process.pid))])
         for process in list(self._processes.values()):
+            self._listener.forget(process.visitor)
             process.has_ended(ProcessEnded(process.number, None, output=self._output, log_end=log_end))
         self._processes.clear()
         self._listening.cancel()
@@ -377,24 +411,57 @@ class Worker:
                     process.has_started(pid)
             case ProcessEnded() as end:
                 if process := self._processes.pop(end.number, None):
+                    self._listener.forget(process.visitor)
                     process.has_ended(end)
             case other:
                 raise ProtocolError(f"a worker reported a {type(other).__name__}")
 
     async def start_process(self, fresh: FreshMode) -> TrialProcess | None:
-        """Make a trial process; None if this worker was gone before it could. EnvStartError if it could not be made."""
-        if self.gone.is_set() or self._channel is None:
+        """A trial process for a lease: the one that was made ahead, or a new one.
+
+        None if this worker was gone before it could be made, EnvStartError if it could not be.
+        """
+        fresh = self._usual if fresh == "auto" else fresh
+        process = await self._ahead.take(fresh) or await self._make(fresh)
+        if process is not None:
+            self._prepare_next(fresh, process.ended)
+        return process
+
+    def _prepare_next(self, fresh: FreshMode, over: anyio.Event) -> None:
+        if not self._load.reused:
+            self._tasks.start_soon(self._ahead.prepare, fresh, over)
+
+    async def _make(self, fresh: FreshMode) -> TrialProcess | None:
+        if self.gone.is_set():
             return None
+        process = await self.order(fresh)
+        return process if await self.has_come(process) else None
+
+    async def order(self, fresh: FreshMode, *, ahead: bool = False) -> TrialProcess:
+        """Have a trial process made: it comes, or ends, later. ``ahead``: before there is a lease for it."""
         visitor = self._listener.expect()
         process = self._processes[visitor.ticket.number] = TrialProcess(self, visitor)
         try:
+            await self.tell(StartProcess(visitor.ticket, fresh, ahead))
+        except BaseException:
+            await process.kill()
+            raise
+        return process
+
+    async def tell(self, message: Message) -> None:
+        """Send something that needs no answer. Where the worker is gone, that is noticed elsewhere."""
+        assert self._channel is not None
+        with contextlib.suppress(anyio.EndOfStream):
+            await self._channel.send(message)
+
+    async def has_come(self, process: TrialProcess) -> bool:
+        """Wait for one that was ordered; False if this worker is gone. EnvStartError if it could not be made."""
+        visitor = process.visitor
+        try:
             with anyio.fail_after(self._patience):  # a new interpreter may still have to load
-                await self._channel.send(StartProcess(visitor.ticket, fresh))
                 await self._arrival(visitor)
         except TimeoutError:
             raise await (self._slow_birth(process) if process.pid else self._slow_start()) from None
-        except anyio.EndOfStream:
-            await self.gone.wait()
         except BaseException:
             await process.kill()
             raise
@@ -402,9 +469,9 @@ class Worker:
             self._listener.forget(visitor)
         process.pid = process.pid or visitor.pid
         if visitor.channel is not None:
-            return process
+            return True
         if self.gone.is_set():
-            return None
+            return False
         raise await process.reason("start of the trial process")
 
     async def _arrival(self, visitor: Visitor) -> None:
@@ -418,7 +485,8 @@ class Worker:
     async def stop(self) -> None:
         """End it with all that it started: ask, then kill."""
         with anyio.CancelScope(shield=True):
-            for process in list(self._processes.values()):
+            waiting = self._ahead.close()  # they have nothing to finish
+            for process in [process for process in self._processes.values() if process not in waiting]:
                 await process.finish(KILL_PATIENCE)
             if self._channel is not None and not self.gone.is_set():
                 self._finishing = True

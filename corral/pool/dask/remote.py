@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 
 from corral.errors import NotFound, ProtocolError, TrialError, WorkerDied
-from corral.pool.backend import Node, SlotRef
+from corral.pool.backend import Asked, Node, SlotRef
 from corral.pool.dask.engine import NodeGone
 from corral.pool.dask.messages import (
     Amount,
@@ -166,6 +166,10 @@ class RemoteProcess:
         if isinstance(answer, NotStarted):
             raise answer.error()
         raise await self._reason(answer, phase)
+
+    def ask(self, message: Message, phase: str) -> Asked:
+        """The same; it never comes at once."""
+        return self.request(message, phase)
 
     async def _reason(self, answer: Any, phase: str) -> TrialError:
         """Why there is no answer."""

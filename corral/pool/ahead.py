@@ -1,0 +1,92 @@
+"""SUPERVISOR SIDE. Trial processes of a worker that are made ahead of time: the next lease finds its process waiting.
+
+Purpose
+    A worker's state does not change between trials, so a process that is made of it while another one serves, or while
+    none does, is as fresh as one that is made when a lease asks for it. What it takes to make one, and what the first
+    steps of any process cost, is then on nobody's path; nor does what is left of the trial before hold up the next one.
+Guarantees
+    * At most one waits for each way in which processes are made. None is made where one process serves many leases.
+    * One that could not be made, was killed or stopped meanwhile, is charged to nobody: it is asked before it is used.
+    * It is made when a processor is idle, and not in the moment in which many trials begin at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+
+from corral.errors import NotFound, TrialError
+from corral.pool.processes import has_idle_processor
+from corral.pool.wire import NOBODY, Close, Message, Serves
+from corral.types import FreshMode
+
+if TYPE_CHECKING:
+    from corral.pool.worker import TrialProcess, Worker
+
+PAUSE = 0.05
+"""Seconds after which a process is made though no processor is idle: what begins with a trial has then had its turn."""
+ANSWER_PATIENCE = 5.0
+"""Seconds that a process which is to serve, and has waited, may take to say that it is there."""
+
+
+class _Asked(Protocol):
+    async def request(self, message: Message, phase: str) -> Any: ...
+
+
+async def is_there(process: _Asked) -> bool:
+    """Whether a process that has waited answers. One that was stopped, or computes on, is killed."""
+    try:
+        with anyio.move_on_after(ANSWER_PATIENCE):
+            await process.request(Close(NOBODY), "a question whether it is there")
+    except NotFound:  # so it answers
+        return True
+    except TrialError:
+        return False
+    return False
+
+
+class Ahead:
+    """Those of one worker that wait, or are on their way."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._waiting: dict[FreshMode, TrialProcess | None] = {}
+        """None: it is just being ordered."""
+        self._closed = False
+
+    async def take(self, fresh: FreshMode) -> TrialProcess | None:
+        """The one that waits, to serve a lease from now on. None if there is none, or none that is of use any more."""
+        process = self._waiting.pop(fresh, None)
+        if process is None:
+            return None
+        try:
+            if serves := await self._worker.has_come(process) and await is_there(process):
+                await self._worker.tell(Serves(process.number))
+        except TrialError:  # nobody's fault: the lease gets another one
+            serves = False
+        except BaseException:
+            await process.kill()
+            raise
+        if not serves:
+            await process.kill()
+        return process if serves else None
+
+    async def prepare(self, fresh: FreshMode, over: anyio.Event) -> None:
+        """Have one made: when a processor is idle, ``over`` is set, or after a PAUSE."""
+        if not has_idle_processor():
+            with anyio.move_on_after(PAUSE):
+                await over.wait()
+        if fresh in self._waiting or self._closed:
+            return
+        self._waiting[fresh] = None
+        try:
+            self._waiting[fresh] = await self._worker.order(fresh, ahead=True)
+        finally:
+            if self._waiting.get(fresh) is None:
+                self._waiting.pop(fresh, None)
+
+    def close(self) -> list[TrialProcess]:
+        """Make no more; those that wait."""
+        self._closed = True
+        return [process for process in self._waiting.values() if process is not None]
