@@ -80,7 +80,7 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]  # its base is untyped
         if self._link is None:
             try:
                 link = await self._start()
-            except (OSError, RuntimeError) as error:
+            except RuntimeError as error:
                 return {"failed": str(error)}
             self._link = link
         return {"greeting": self._link.greeting}
@@ -93,21 +93,19 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]  # its base is untyped
     async def _start(self) -> _Link:
         command = list(self._command)
         command[self._command_at] = command[self._command_at] or sys.executable
+        link = None
         with tempfile.TemporaryFile() as log:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                env={**os.environ, **self._environment},
-                start_new_session=True,
-            )
-            link = _Link(process)
             try:
+                environment = {**os.environ, **self._environment}
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdin=PIPE, stdout=PIPE, stderr=log, env=environment, start_new_session=True
+                )
+                link = _Link(process)
                 async with asyncio.timeout(START_PATIENCE):
                     await link.begin(self._order)
             except (OSError, ValueError, EOFError) as error:
-                await link.close(patience=0)
+                if link is not None:
+                    await link.close(patience=0)
                 log.seek(0)
                 said = log.read()[-LAST_WORDS:].decode("utf-8", "backslashreplace").strip()
                 why = said.rpartition("\n")[2] or str(error) or type(error).__name__
