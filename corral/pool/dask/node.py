@@ -26,6 +26,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from corral.pool.config import available_cpus
+
 if TYPE_CHECKING:
     from distributed import Worker
 
@@ -107,7 +109,7 @@ def _worker(options: argparse.Namespace, security: dict[str, Any], folder: str) 
     return Worker(
         options.scheduler,
         name=options.name,
-        nthreads=options.nthreads or len(os.sched_getaffinity(0)),
+        nthreads=options.nthreads or available_cpus(),
         memory_limit=options.memory_limit,
         security=Security(require_encryption=True, **security),
         interface=options.interface,
