@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
@@ -17,17 +18,20 @@ pytest.importorskip("distributed")
 
 from rich.console import Console
 
-from corral import BenchmarkResult
+from corral import BenchmarkResult, TaskTrialResult
 from corral.errors import ConfigError, EnvStartError, WorkerDied
 from corral.pool import DaskConfig, Lease, LocalNodes, WorkerPool, WorkerPoolConfig
 from corral.pool.dask import versions
 from corral.report import stable_bytes
+from corral.report.progress import Silent
 from corral.report.rendering import print_result
 from corral.report.timeline import timeline
 from tests.support.benches import bench, dice, roll_and_read
-from tests.support.dask_cluster import Cluster
+from tests.support.dask_cluster import Cluster, cluster
+from tests.support.graphs import CHAIN, builder, executions, solve
 from tests.support.pool_driving import once, opened, pool, python, respond
 from tests.support.pool_waiting import eventually, gone, lives
+from tests.support.scripts import python as script_python
 
 pytestmark = pytest.mark.anyio
 
@@ -261,6 +265,66 @@ def test_a_run_on_nodes_has_the_report_of_one_on_this_machine(dask_nodes: Cluste
     print_result(there, Console(file=shown, width=200))
     assert "node" in shown.getvalue()
     assert {lane.name.partition(" on ")[2] for lane in timeline(there.trials).lanes} == {"", *nodes}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_chain_goes_on_elsewhere_from_its_stored_outputs(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.add("a")
+        nodes.add("b")
+
+        class Loses(Silent):
+            """Ends the node on which ``b`` has just run."""
+
+            def recorded(self, result: TaskTrialResult) -> None:
+                if result.task_id == "b" and result.worker is not None:
+                    nodes.nodes[str(result.worker.node)].kill()
+
+        dask = DaskConfig(nodes.address, nodes.certificates)
+        config = WorkerPoolConfig(size=2, backend="dask", dask=dask)
+        result = bench(
+            builder(CHAIN, "process", tmp_path), solve, tmp_path, worker_pool=config, progress=Loses(), retries=3
+        )
+    trials = {trial.task_id: trial for trial in result.trials}
+    assert all(trial.success for trial in trials.values())
+    before, after = trials["b"].worker, trials["c"].worker
+    assert before is not None
+    assert after is not None
+    assert {before.node, after.node} == {"a", "b"}
+    assert executions(tmp_path)["a#0"] == executions(tmp_path)["b#0"] == 1
+    assert [node.name for node in result.pool.nodes if node.lost] == [before.node]  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_from_the_shell(tmp_path: Path) -> None:
+    arguments = ["-m", "corral.pool", "--size", "2", "--backend", "dask", "--launch", "local:2", "--json"]
+    envs = ["--envs", "tests.support.benches:dice", "--agent", "tests.support.benches:roller", "--trials", "2"]
+    done = script_python(*arguments, *envs, folder=tmp_path, within=100)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["graded"] == document["planned"] == 6
+    assert {node["name"] for node in document["pool"]["nodes"]} <= {"local-0", "local-1"}
+    assert all(worker["node"] for worker in document["pool"]["workers"] if worker["pid"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_a_call_that_holds_the_interpreter_outlives_dasks_own_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times as long as what Dask allows a worker of its own to be silent."""
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL", "4 s")
+    hold = "import ctypes; ctypes.PyDLL(None).usleep(900_000)"
+    with cluster(tmp_path) as nodes:
+        nodes.add("a")
+        async with on(nodes, size=1) as workers, workers.lease() as lease:
+            runtime_id = await opened(lease)
+            pid = await python(lease, runtime_id, PID)
+            await python(lease, runtime_id, "\n".join([hold] * 14))
+            assert await python(lease, runtime_id, PID) == pid
+        assert workers.statistics().restarts == 0
 
 
 # ---- refusals ----
