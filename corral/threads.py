@@ -74,15 +74,23 @@ def _note_library(name: str | None) -> None:
         sniffio.current_async_library_cvar.set(name)
 
 
+def loop_caller() -> Callable[[Callable[[], object]], object]:
+    """How any thread has the running event loop call something."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        return trio.lowlevel.current_trio_token().run_sync_soon  # type: ignore[no-any-return]
+    return asyncio.get_running_loop().call_soon_threadsafe
+
+
 def _waker() -> tuple[Callable[[], object], Awaitable[object]]:
     """How any thread wakes the task that then waits, and what that waits for."""
+    soon = loop_caller()
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
         done = trio.Event()
-        return partial(trio.lowlevel.current_trio_token().run_sync_soon, done.set), done.wait()
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-    return partial(loop.call_soon_threadsafe, _settle, future), future
+        return partial(soon, done.set), done.wait()
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    return partial(soon, partial(_settle, future)), future
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -321,12 +321,19 @@ class Closed:
         }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message that is passed on as it came: who does so does not know what it is."""
+
+    data: Buffer
+
+
 Message = (
     StartWorker | Load | Imported | Loaded | LoadFailed | StartProcess | Serves | ProcessStarted | ProcessEnded
-    | Open | Perform | Close | Finish | Done | Failed | Refused
+    | Open | Perform | Close | Finish | Done | Failed | Refused | Frame
 )  # fmt: skip
 
-_MESSAGES = frozenset(get_args(Message))
+_MESSAGES = frozenset(get_args(Message)) - {Frame}
 
 # ---- frames --------------------------------------------------------------------------------------------------------
 
@@ -370,6 +377,8 @@ def encode(message: Message, processor: int = NOWHERE) -> list[Buffer]:
 
     Raises SerializationError if it cannot be pickled or is larger than MAX_FRAME.
     """
+    if type(message) is Frame:
+        return [message.data]
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = pickle.dumps(_packed(message), protocol=5, buffer_callback=buffers.append)
@@ -528,12 +537,26 @@ class Decoder:
                 self._large, self._data = _LargeFrame(outline, frame, len(data)), b""
             return None
         frame, self._data = bytearray(data[: outline.end]), data[outline.end :]
-        self.processor = outline.processor
-        return outline.message(frame)
+        return self._take(outline, frame)
 
     def _next_large(self, large: _LargeFrame) -> Message | None:
         if large.filled < large.outline.end:
             return None
         self._large = None
-        self.processor = large.outline.processor
-        return large.outline.message(large.bytes)
+        return self._take(large.outline, large.bytes)
+
+    def _take(self, outline: _Outline, frame: bytearray) -> Message:
+        self.processor = outline.processor
+        return outline.message(frame)
+
+
+class FrameDecoder(Decoder):
+    """Bytes in, whole frames out, for who passes them on and cannot read them."""
+
+    def next(self) -> Message | None:
+        """The next whole frame, or None if more bytes are needed. ProtocolError if the bytes are no frame."""
+        return self._next_large(self._large) if self._large is not None else self._next_of_several(self._data)
+
+    def _take(self, outline: _Outline, frame: bytearray) -> Message:
+        self.processor = outline.processor
+        return Frame(frame)

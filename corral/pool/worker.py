@@ -128,6 +128,11 @@ class TrialProcess:
             case _:
                 raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
 
+    def pass_on(self) -> None:
+        """Its answers are for somebody else: give them unread, as frames."""
+        if self.visitor.channel is not None:
+            self.visitor.channel.pass_on()
+
     async def exchange(self, message: Message) -> Message:
         """Send a message and wait for the next one. NoAnswer where there will be none."""
         return self._put(message) or await self._next()
