@@ -26,7 +26,7 @@ PHASES = {
 START_PHASES = ("spawn", "load")
 
 _AGAIN, _OK, _WARNED, _NEW = "started again", "graded", "graded, a warning", "a new process"
-_LOST, _BROKEN = "worker_died: connection lost", "worker_died: 70"
+_LOST = "worker_died: connection lost"
 
 
 def _row(
@@ -37,30 +37,30 @@ def _row(
 
 def _death(status: int) -> dict[str, str]:
     died = f"worker_died: {status}"
-    return _row(_AGAIN, died, died, died, died, died, _WARNED, _NEW)
+    return _row(_AGAIN, _OK, _OK, died, died, died, _WARNED, _NEW)
 
 
 def _hang(between: str = _NEW) -> dict[str, str]:
-    return _row(_AGAIN, "env_start", "env_start", "env_start", "tool_timeout", "scoring", _WARNED, between)
+    return _row(_AGAIN, _OK, _OK, "env_start", "tool_timeout", "scoring", _WARNED, between)
 
 
 _BY_FAULT = {
-    "raises": _row(_AGAIN, _OK, _BROKEN, "env_start", "graded, a failed call", "scoring", _WARNED, _WARNED),
+    "raises": _row(_AGAIN, _OK, _OK, "env_start", "graded, a failed call", "scoring", _WARNED, _WARNED),
     "raises what cannot be rebuilt": _row(
-        _AGAIN, _OK, _BROKEN, "env_start", "graded, a failed call", "scoring", _WARNED, _WARNED
+        _AGAIN, _OK, _OK, "env_start", "graded, a failed call", "scoring", _WARNED, _WARNED
     ),
-    "sys.exit(3)": _row(_AGAIN, _OK, _BROKEN, "env_start", "tool", "scoring", _WARNED, _WARNED),
+    "sys.exit(3)": _row(_AGAIN, _OK, _OK, "env_start", "tool", "scoring", _WARNED, _WARNED),
     "os._exit(9)": _death(9),
     "SIGSEGV": _death(-11),
     "SIGKILL": _death(-9),
     "SIGSTOP": _hang(),
     "hangs in Python": _hang(_WARNED),
     "hangs and holds the GIL": _hang(),
-    "fills the memory": _row(_AGAIN, "memory", "memory", "memory", "memory", "memory", _WARNED, _NEW),
+    "fills the memory": _row(_AGAIN, _OK, _OK, "memory", "memory", "memory", _WARNED, _NEW),
     "garbage on descriptors 1 and 2": _row(_OK, _OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
     "10 MB on standard error": _row(_OK, _OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
     "a result that cannot be sent": _row(_OK, _OK, _OK, _OK, "serialization", "scoring", _OK, _WARNED),
-    "closes all descriptors": _row(_AGAIN, "env_start", "env_start", _LOST, _LOST, _LOST, _WARNED, _NEW),
+    "closes all descriptors": _row(_AGAIN, _OK, _OK, _LOST, _LOST, _LOST, _WARNED, _NEW),
     "leaves a grandchild": _row(_OK, _OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
 }
 
@@ -85,8 +85,8 @@ every one of these faults strike in every place. `tests/support/fault_table.py` 
 | --- | --- | --- |
 | spawn | the main script, imported by a new worker | `start_timeout` |
 | load | the builder of the environments | `start_timeout` |
-| fork | handlers of `os.register_at_fork`, in the trial process | `start_timeout` |
-| hello | what the main script left in the way of the trial process, as it connects | `start_timeout` |
+| fork | handlers of `os.register_at_fork`, in a trial process that was made ahead of time | `start_timeout` |
+| hello | what the main script left in the way of such a process, as it connects | `start_timeout` |
 | set-up | `setup_fn` | `setup_timeout` |
 | tool | a tool | `tool_timeout` |
 | scoring | `score` | `trial_timeout` |
