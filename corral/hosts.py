@@ -31,8 +31,8 @@ class TrialHost(Protocol):
     def ask(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Asked:
         """Ask something of it; ``phase`` says in words what. What it gives is the answer, or is awaited next."""
 
-    async def close_trial(self, runtime_id: str) -> Closed:
-        """Close it."""
+    async def close_trial(self, runtime_id: str, *, last: bool = False) -> Closed:
+        """Close it. ``last``: no other trial will be opened here."""
 
     async def kill(self) -> None:
         """End whatever runs in it, now. No more can be asked of its trials."""
@@ -86,7 +86,7 @@ class InProcessHost:
                 self._abandoned.set()
             raise
 
-    async def close_trial(self, runtime_id: str) -> Closed:
+    async def close_trial(self, runtime_id: str, *, last: bool = False) -> Closed:
         """Close it."""
         if self._runtime is None:
             raise NotFound("trial", runtime_id)

@@ -6,8 +6,7 @@ run and those that wait, and nobody gets their late answers.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from dataclasses import field
 from typing import Any
 
@@ -55,8 +54,8 @@ class OpenTrial:
         if not self.turn.locked():
             self.turn.acquire_nowait()
             return
-        with self._waiting() as scope:
-            await self.turn.acquire()
+        scope = anyio.CancelScope()
+        await self._wait(scope, self.turn.acquire())
         if scope.cancel_called:
             if not scope.cancelled_caught:
                 self.turn.release()
@@ -64,17 +63,18 @@ class OpenTrial:
 
     async def wait(self, answer: Awaitable[Any]) -> Any:
         """Wait for the answer to a call. NotFound if the trial is closed meanwhile."""
-        with self._waiting():
-            return await answer
-        raise NotFound("trial", self.runtime_id)
+        scope = anyio.CancelScope()
+        value = await self._wait(scope, answer)
+        if scope.cancelled_caught:
+            raise NotFound("trial", self.runtime_id)
+        return value
 
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[anyio.CancelScope]:
+    async def _wait(self, scope: anyio.CancelScope, answer: Awaitable[Any]) -> Any:
         """What ``end_calls`` gives up. A call that is answered at once does without: this is half of what it costs."""
-        with anyio.CancelScope() as scope:
+        with scope:
             self.calling.add(scope)
             try:
-                yield scope
+                return await answer
             finally:
                 self.calling.discard(scope)
 

@@ -44,7 +44,7 @@ class Owned:
         """Go back to where the process was before its first trial, unless another trial has moved it already."""
         self._numpy.forget()
         here = _here()
-        if here is None or Path(here).is_relative_to(self._workspace.resolve()):
+        if here is None or here == str(self._workspace) or Path(here).is_relative_to(self._workspace.resolve()):
             os.chdir(Owned._home or self._workspace.parent)
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,12 @@ class TrialRuntime:
                 self.warnings.append(f"close of task {self.spec.task_id!r} failed: {ErrorRecord.of(error)}")
         self._process.leave()
         if not self._keep:
+            self._remove_workspace()
+
+    def _remove_workspace(self) -> None:
+        try:
+            self.workspace.rmdir()  # most are empty, and a tree takes a dozen steps more
+        except OSError:
             shutil.rmtree(self.workspace, ignore_errors=True)
             if self.workspace.exists():
                 self.warnings.append(f"the workspace {self.workspace} could not be removed whole")
@@ -298,26 +305,26 @@ class TrialRuntime:
 
     def _guarded(self, tool: Tool, arguments: dict[str, Any]) -> Callable[[], Any]:
         """The call as the trial sees it: its result as data, a request to exit as a ToolError."""
-        call = tool.prepare(arguments, self.env.hidden_argument, self.env.hidden_names())
-        where = f"tool {tool.name!r} of task {self.spec.task_id!r}"
+        env = self.env
+        supply = (env.hidden_argument, env.hidden_names()) if tool.hidden else ()
+        return partial(self._run, tool.name, tool.prepare(arguments, *supply))
 
-        def run() -> Any:
-            try:
-                value = call()
-            except SystemExit as request:
-                code = request.code
-                error = ToolError(
-                    f"{where} requested to exit with code {0 if code is None else code!r}",
-                    record=ErrorRecord.of(request),
-                )
-                error.__cause__ = request
-                raise Fatal(error) from request
-            try:
-                return to_data(value, where)
-            except SerializationError as refused:
-                raise Fatal(refused) from refused
-
-        return run
+    def _run(self, name: str, call: Callable[[], Any]) -> Any:
+        where = f"tool {name!r} of task {self.spec.task_id!r}"
+        try:
+            value = call()
+        except SystemExit as request:
+            code = request.code
+            error = ToolError(
+                f"{where} requested to exit with code {0 if code is None else code!r}",
+                record=ErrorRecord.of(request),
+            )
+            error.__cause__ = request
+            raise Fatal(error) from request
+        try:
+            return to_data(value, where)
+        except SerializationError as refused:
+            raise Fatal(refused) from refused
 
     def _check_jobs(self) -> None:
         if self._jobs.fatal is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,14 @@ class ServiceLimits:
     close_timeout: float = 10.0
     setup_timeout: float | None = None
     """Of building a trial's environment and of its ``setup_fn``."""
+
+
+def _within(seconds: float | None) -> AbstractContextManager[object]:
+    """``fail_after``; nothing at all where there is no limit."""
+    return _UNLIMITED if seconds is None else anyio.fail_after(seconds)
+
+
+_UNLIMITED: AbstractContextManager[object] = nullcontext()
 
 
 class TrialService:
@@ -173,7 +182,7 @@ class TrialService:
         try:
             async with trial.turn:
                 await trial.host.prepare(spec.task_id)  # a process has start_timeout to start
-                with anyio.fail_after(seconds):
+                with _within(seconds):
                     trial.workspace = (await trial.host.open(spec)).workspace
         except TimeoutError:
             await trial.host.kill()
@@ -184,12 +193,11 @@ class TrialService:
 
     async def _let_go(self, trial: OpenTrial) -> None:
         """Give back what the trial held. An episode's lease stays with the episode."""
-        with anyio.CancelScope(shield=True):
-            if trial.gated:
-                self._open_gate(trial)
-            pooled = not isinstance(trial.host, InProcessHost)
-            if pooled and trial.episode_id is None and self.pool is not None:
-                await self.pool.release(trial.host)  # type: ignore[arg-type]
+        if trial.gated:
+            self._open_gate(trial)
+        pooled = not isinstance(trial.host, InProcessHost)
+        if pooled and trial.episode_id is None and self.pool is not None:
+            await self.pool.release(trial.host)  # type: ignore[arg-type]
 
     def _open_gate(self, trial: OpenTrial) -> None:
         trial.gated = False
@@ -204,8 +212,7 @@ class TrialService:
             self._episodes[trial.episode_id].open_trials.discard(runtime_id)
         closed = Closed()
         try:
-            with anyio.CancelScope(shield=True):
-                closed = await self._close_within_limit(trial)
+            closed = await self._close_within_limit(trial)
         finally:
             await self._let_go(trial)
         return closed.completed(trial.end_of_process())
@@ -213,16 +220,19 @@ class TrialService:
     async def _close_within_limit(self, trial: OpenTrial) -> Closed:
         seconds = self._limits.close_timeout
         trial.end_calls()
+        with anyio.CancelScope(shield=True) as limit:
+            return await self._close(trial, limit, seconds)
+        await trial.host.kill()
+        warning = f"close did not end within {seconds:g} s; its process was killed"
+        return Closed((warning,), output=trial.host.last_output())
+
+    async def _close(self, trial: OpenTrial, limit: anyio.CancelScope, seconds: float) -> Closed:
         goes_on = True
         try:
             async with trial.turn:
                 goes_on = trial.host.end_of_process() is None
-                with anyio.fail_after(seconds):
-                    return await trial.host.close_trial(trial.runtime_id)
-        except TimeoutError:
-            await trial.host.kill()
-            warning = f"close did not end within {seconds:g} s; its process was killed"
-            return Closed((warning,), output=trial.host.last_output())
+                limit.deadline = anyio.current_time() + seconds
+                return await trial.host.close_trial(trial.runtime_id, last=trial.episode_id is None)
         except (TrialError, NotFound) as error:  # its process is gone
             trial.output = trial.host.last_output()
             is_news = goes_on and isinstance(error, WorkerDied | MemoryExceeded)

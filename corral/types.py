@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
@@ -71,6 +72,7 @@ class TrialKey(NamedTuple):
         return f"{self.task_id}#{self.trial_index}"
 
 
+@lru_cache(maxsize=256)  # a trial asks for it more than once
 def derive_seed(seed: int, task_id: str, trial_index: int) -> int:
     """The seed of one trial (63 bits), from the session's seed and the trial's key alone.
 

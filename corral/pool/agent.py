@@ -14,6 +14,7 @@ import contextlib
 import logging
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -49,8 +50,6 @@ class AgentSettings:
     """Where the logs of its slots are kept; None: in a temporary folder, for the run only."""
     memory_limit: int | None
     """Bytes that a trial process and all below it may hold."""
-    node: str | None = None
-    """Its own name, where there are others."""
     by_value: bool = True
     """Whether the builder was pickled with code in it, which cloudpickle reads."""
 
@@ -116,7 +115,7 @@ class Agent:
         try:
             async with self._starts:
                 began = time.monotonic()
-                worker = worker or await self._spawn(spec.slot, spec.patience)
+                worker = worker or await self._spawn(spec.slot, spec.patience, spec.node)
                 used = time.monotonic() - began
                 loaded = await worker.load(spec.load, spec.patience, spec.what, used=used)
         except BaseException:
@@ -127,14 +126,14 @@ class Agent:
             await worker.kill()
             raise EnvStartError("the worker pool is closed")
         self._workers.add(worker)
-        self._tasks.start_soon(self._forget, worker)
+        self.tell_when_gone(worker, lambda: self._workers.discard(worker))
         return worker, loaded, time.monotonic() - began
 
-    async def _spawn(self, slot: int, patience: float) -> Worker:
+    async def _spawn(self, slot: int, patience: float, node: str | None = None) -> Worker:
         visitor = self._listener.expect()
         try:
             place = self._place(slot, visitor.ticket)
-            worker = Worker(place, visitor, self._listener, await self._interpreter_for(place), self._settings.node)
+            worker = Worker(place, visitor, self._listener, await self._interpreter_for(place), node)
             await worker.spawn(self._tasks, patience)
         finally:
             self._listener.forget(visitor)
@@ -156,9 +155,14 @@ class Agent:
         self._ahead.pop(slot, None)
         return ahead.worker if ahead.worker is not None and not ahead.worker.gone.is_set() else None
 
-    async def _forget(self, worker: Worker) -> None:
-        await worker.gone.wait()
-        self._workers.discard(worker)
+    def tell_when_gone(self, worker: Worker, call: Callable[[], object]) -> None:
+        """Call ``call`` once the worker is gone."""
+
+        async def wait() -> None:
+            await worker.gone.wait()
+            call()
+
+        self._tasks.start_soon(wait)
 
     def _is_closing(self) -> bool:
         return self._closing

@@ -5,13 +5,16 @@ Purpose
     none does, is as fresh as one that is made when a lease asks for it. What it takes to make one, and what the first
     steps of any process cost, is then on nobody's path; nor does what is left of the trial before hold up the next one.
 Guarantees
-    * At most one waits for each way in which processes are made. None is made where one process serves many leases.
-    * One that could not be made, was killed or stopped meanwhile, is charged to nobody: it is asked before it is used.
+    * At most one waits for each way in which processes are made; none that no lease can come for: where one process
+      serves them all, or the worker is about to be renewed.
+    * One that could not be made, was killed or stopped meanwhile, alone or with its worker, is charged to nobody: both
+      are asked before it is used.
     * It is made when a processor is idle, and not in the moment in which many trials begin at once.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -49,20 +52,23 @@ async def is_there(process: _Asked) -> bool:
 class Ahead:
     """Those of one worker that wait, or are on their way."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, most: int | None = None) -> None:
+        """``most``: how many leases will take a process of this worker, at most."""
         self._worker = worker
+        self._to_come = math.inf if most is None else most
         self._waiting: dict[FreshMode, TrialProcess | None] = {}
         """None: it is just being ordered."""
-        self._closed = False
 
     async def take(self, fresh: FreshMode) -> TrialProcess | None:
         """The one that waits, to serve a lease from now on. None if there is none, or none that is of use any more."""
+        self._to_come -= 1
         process = self._waiting.pop(fresh, None)
         if process is None:
             return None
         try:
-            if serves := await self._worker.has_come(process) and await is_there(process):
+            if serves := await self._worker.has_come(process):
                 await self._worker.tell(Serves(process.number))
+                serves = await is_there(process) and await self._worker.confirms(process)
         except TrialError:  # nobody's fault: the lease gets another one
             serves = False
         except BaseException:
@@ -73,11 +79,14 @@ class Ahead:
         return process if serves else None
 
     async def prepare(self, fresh: FreshMode, over: anyio.Event) -> None:
-        """Have one made: when a processor is idle, ``over`` is set, or after a PAUSE."""
-        if not has_idle_processor():
+        """Have one made: when a processor is idle, ``over`` is set, or after a PAUSE.
+
+        An interpreter that loads computes for longer than one can tell that a processor will be idle.
+        """
+        if fresh == "spawn" or not has_idle_processor():
             with anyio.move_on_after(PAUSE):
                 await over.wait()
-        if fresh in self._waiting or self._closed:
+        if fresh in self._waiting or self._to_come < 1:
             return
         self._waiting[fresh] = None
         try:
@@ -88,5 +97,5 @@ class Ahead:
 
     def close(self) -> list[TrialProcess]:
         """Make no more; those that wait."""
-        self._closed = True
+        self._to_come = 0
         return [process for process in self._waiting.values() if process is not None]

@@ -39,6 +39,14 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """A node that was lost, and why."""
+
+    node: Node
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotRef:
     """One worker: its slot and pid, the node it is on, and the incarnation of the agent there that started it."""
 
@@ -58,6 +66,8 @@ class SlotSpec:
     """Seconds until it has to be loaded."""
     what: str
     """What loading does, in words."""
+    node: str | None = None
+    """The name of the node, where there are several."""
 
 
 Asked = Done | Coroutine[Any, Any, Any]
@@ -172,6 +182,9 @@ class SlotBackend(Protocol):
 
     async def aclose(self) -> None:
         """Spawn nothing more, and end what is left."""
+
+    def losses(self) -> Sequence[Loss]:
+        """Nodes that were lost so far. (What was spawned there says so itself.)"""
 
     def refusals(self) -> Sequence[str]:
         """Why nodes that there are take no workers, a sentence each."""

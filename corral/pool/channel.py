@@ -28,7 +28,7 @@ from corral.errors import ProtocolError
 from corral.lean import dataclass
 from corral.pool.glance import CHUNK, Glance, here
 from corral.pool.inlet import open_inlet
-from corral.pool.wire import HELLO_SIZE, Buffer, Decoder, Message, Ticket, encode, read_hello
+from corral.pool.wire import HELLO_SIZE, Buffer, Decoder, FrameDecoder, Message, Ticket, encode, read_hello
 
 HELLO_PATIENCE = 10.0
 """Seconds that a stranger may take to show its ticket."""
@@ -131,6 +131,10 @@ class Channel:
             await cancel_shielded_checkpoint()  # the others' turn; what came is not lost if this is cancelled meanwhile
             self._last_turn = perf_counter()
         return data
+
+    def pass_on(self) -> None:
+        """From now on receive frames as they are, unread."""
+        self._decoder = FrameDecoder()
 
     def close(self) -> None:
         """Close this end. Who waits on it gets the end of the stream."""

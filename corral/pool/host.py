@@ -243,6 +243,7 @@ class Host:
                 return True
             case Serves(number):
                 self._serving = number
+                self._link.send(request)
                 return True
             case Finish():
                 guards.end_children(set())

@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import anyio
-
 from corral.errors import NotFound, TrialError, WorkerDied
 from corral.pool.ahead import is_there
 from corral.pool.backend import Asked, SlotProcess, SlotWorker, result_of
@@ -104,10 +102,10 @@ class Lease:
         """The same: Done, if it is answered at once, else what waits for the answer, to be awaited next."""
         return self._living().ask(Perform(runtime_id, action, arguments), phase)
 
-    async def close_trial(self, runtime_id: str) -> Closed:
-        """Close an open trial."""
+    async def close_trial(self, runtime_id: str, *, last: bool = False) -> Closed:
+        """Close an open trial. ``last``: none follows in this lease, so a process that is its own ends at once."""
         process = self._living()
-        closed = await process.request(Close(runtime_id), "close")
+        closed = await process.request(Close(runtime_id, last and self._config.reuse != "worker"), "close")
         assert isinstance(closed, Closed)
         process.log_start = closed.log_end
         return closed
@@ -131,10 +129,9 @@ class Lease:
         return self._process.output if self._process else ""
 
     async def end(self) -> None:
-        """End the trial process, unless it is to be reused."""
-        with anyio.CancelScope(shield=True):
-            process = self.slot.process
-            if process is not None and not (self._config.reuse == "worker" and process.alive):
-                await process.finish()
-                self.slot.process = None
-            self.slot.busy_seconds += time.monotonic() - self._began
+        """End the trial process, unless it is to be reused. Not to be cancelled: the pool sees to that."""
+        process = self.slot.process
+        if process is not None and not (self._config.reuse == "worker" and process.alive):
+            await process.finish()
+            self.slot.process = None
+        self.slot.busy_seconds += time.monotonic() - self._began

@@ -24,20 +24,30 @@ LEAVING_PATIENCE = 5.0
 
 
 def begin_anew() -> None:
-    """In a fork: forget what its worker would do at its end."""
+    """In a fork: forget what its worker would do at its end, and which processes are its worker's."""
     atexit._clear()
     if (util := sys.modules.get("multiprocessing.util")) is not None:
-        atexit.register(util._exit_function)
+        util._finalizer_registry.clear()
+        sys.modules["multiprocessing.process"]._children = set()  # type: ignore[attr-defined]
 
 
 def leave() -> None:
     """Do what the interpreter does at its end, short of ending."""
     of_executors = list(reversed(getattr(threading, "_threading_atexits", ())))
-    if not of_executors and atexit._ncallbacks() == 0:
-        return
+    if not of_executors and atexit._ncallbacks() == 0 and not _multiprocessing_was_used():
+        return  # else a thread would have to be started for nothing
     limit = threading.Timer(LEAVING_PATIENCE, os._exit, (0,))
     limit.daemon = True
     limit.start()
     for handler in of_executors:
         handler()
     atexit._run_exitfuncs()
+    if _multiprocessing_was_used():
+        atexit.register(sys.modules["multiprocessing.util"]._exit_function)
+        atexit._run_exitfuncs()
+
+
+def _multiprocessing_was_used() -> bool:
+    """Whether it has something to tidy up. It registers its handler where it is imported: before a fork of that."""
+    util = sys.modules.get("multiprocessing.util")
+    return util is not None and bool(util._finalizer_registry or sys.modules["multiprocessing.process"]._children)

@@ -20,7 +20,7 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._decoder = Decoder()
-        self._glance = Glance(sock)
+        self._glance = Glance(sock, steps_aside=True)
 
     @classmethod
     def connect(cls, ticket: Ticket) -> Link:

@@ -10,7 +10,7 @@ from typing import Self
 import anyio
 
 from corral.pool.agent import Agent, AgentSettings
-from corral.pool.backend import Node, SlotSpec, Spawned
+from corral.pool.backend import Loss, Node, SlotSpec, Spawned
 from corral.pool.config import available_cpus
 
 
@@ -46,6 +46,10 @@ class LocalBackend:
     async def aclose(self) -> None:
         """End all workers, and start no other."""
         await self._agent.aclose()
+
+    def losses(self) -> Sequence[Loss]:
+        """None."""
+        return ()
 
     def refusals(self) -> Sequence[str]:
         """None."""

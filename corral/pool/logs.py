@@ -8,12 +8,20 @@ import os
 def tail(path: str, start: int, limit: int) -> tuple[bytes, int]:
     """The last ``limit`` bytes that were written to ``path`` from the position ``start`` on, and where it ends."""
     try:
-        with open(path, "rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(start, end - limit))
-            return log.read(limit)[: max(0, end - start)], end
+        log = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     except OSError:
         return b"", 0
+    try:
+        end = os.lseek(log, 0, os.SEEK_END)
+        begin = max(start, end - limit)
+        if begin >= end:
+            return b"", end
+        os.lseek(log, begin, os.SEEK_SET)
+        return os.read(log, end - begin), end
+    except OSError:
+        return b"", 0
+    finally:
+        os.close(log)
 
 
 def as_text(output: bytes) -> str:

@@ -11,6 +11,7 @@ import psutil
 
 PATIENCE = 5.0
 """Seconds to wait for a killed process."""
+_PROCESSORS = os.cpu_count() or 1
 
 
 def find_process(pid: int) -> psutil.Process | None:
@@ -32,11 +33,16 @@ def is_stopped(pid: int) -> bool:
 def has_idle_processor() -> bool:
     """Whether no more computes on this machine now than it has processors. Where that is not known: no."""
     try:
-        with open("/proc/loadavg", "rb") as averages:
-            running, _, _ = averages.read().split()[3].partition(b"/")
-        return int(running) <= (os.cpu_count() or 1)
+        averages = os.open("/proc/loadavg", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        running, _, _ = os.read(averages, 100).split()[3].partition(b"/")
+        return int(running) <= _PROCESSORS
     except (OSError, ValueError, IndexError):
         return False
+    finally:
+        os.close(averages)
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -133,7 +133,7 @@ def spare_main(descriptor: int, parent: int, work_root: str, main: MainScript | 
     failed = try_main(main)
     control = Link(socket(fileno=descriptor))
     match control.receive():
-        case Load(_, _, reused) as request if failed is None:
+        case Load(reused=reused) as request if failed is None:
             environments = _load(control, request)
         case Load() if failed is not None:
             control.send(failed)

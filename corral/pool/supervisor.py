@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from corral.lean import dataclass
 from corral.pool.agent import AgentSettings
 from corral.pool.backend import Node, SlotBackend, SlotSpec, SlotWorker
 from corral.pool.config import WorkerPoolConfig
+from corral.pool.dask.config import DaskConfig
 from corral.pool.entry import refuse_in_worker
 from corral.pool.lease import Lease
 from corral.pool.lifecycle import WorkerEvent, WorkerState
@@ -67,6 +69,18 @@ class WorkerStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeStatistics:
+    """A node that took, or takes, workers."""
+
+    name: str
+    cpus: int
+    slots: int
+    """Workers there now."""
+    lost: str | None = None
+    """Why it was lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatistics:
     """The pool at one moment."""
 
@@ -78,6 +92,8 @@ class PoolStatistics:
     fresh: str
     """How fresh process state is made here: "fork" or "spawn"."""
     workers: tuple[WorkerStatistics, ...]
+    nodes: tuple[NodeStatistics, ...] = ()
+    """Where workers run or ran, if that is not this machine alone."""
     nursery_pid: int | None = None
     """The process of which workers are forked, while there is one."""
 
@@ -100,7 +116,12 @@ class WorkerPool:
         self.warnings: tuple[str, ...] = ()
         self.fresh = self.config.fresh
         self._what = f"building the environments ({describe_builder(build_envs)})"
-        self._load = Load(_pickle(build_envs), self.config.fresh, reused=self.config.reuse == "worker")
+        self._load = Load(
+            _pickle(build_envs),
+            self.config.fresh,
+            reused=self.config.reuse == "worker",
+            renewed_after=self.config.max_trials_per_worker,
+        )
         self._slots = Slots()
         self._closing = False
 
@@ -114,7 +135,7 @@ class WorkerPool:
         if self.config.log_dir is not None:
             _make_log_folder(self.config.log_dir)
         async with contextlib.AsyncExitStack() as stack:
-            self._backend = await stack.enter_async_context(_backend_of(self.config, self._load))
+            self._backend = await stack.enter_async_context(backend_of(self.config, self._load))
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.push_async_callback(self._shut_down)
             await self._start_first()
@@ -198,7 +219,7 @@ class WorkerPool:
                 self._fatal = failure
             pause = streak.pause_after(failure, time.monotonic(), loaded=bool(self.catalogue))
             if self._fatal or pause is None:
-                slot.error = streak.reason(failure)
+                slot.error, slot.node = streak.reason(failure), None
                 slot.advance(WorkerEvent.GIVE_UP)
                 self._slots.hand_out()
                 return
@@ -277,8 +298,15 @@ class WorkerPool:
             restarts=sum(slot.restarts for slot in slots),
             fresh=self.fresh,
             workers=tuple(_statistics_of(slot) for slot in slots),
+            nodes=self._node_statistics(),
             nursery_pid=self._backend.nursery_pid,
         )
+
+    def _node_statistics(self) -> tuple[NodeStatistics, ...]:
+        held = Counter(slot.node for slot in self._slots.all if slot.worker is not None)
+        here = [NodeStatistics(node.name, node.cpus, held[node]) for node in self._backend.nodes() if node.name]
+        gone = [NodeStatistics(loss.node.name, loss.node.cpus, 0, loss.reason) for loss in self._backend.losses()]
+        return tuple(here + gone)
 
 
 def _statistics_of(slot: Slot) -> WorkerStatistics:
@@ -296,11 +324,21 @@ def _statistics_of(slot: Slot) -> WorkerStatistics:
     )
 
 
-def _backend_of(config: WorkerPoolConfig, load: Load) -> SlotBackend:
+def backend_of(config: WorkerPoolConfig, load: Load) -> SlotBackend:
+    """Where a pool's workers run."""
+    settings = agent_settings(config, load)
+    if config.backend == "local":
+        return LocalBackend(settings, expected=config.workers)
+    from corral.pool.dask.backend import DaskBackend
+
+    return DaskBackend(settings, config.dask or DaskConfig())
+
+
+def agent_settings(config: WorkerPoolConfig, load: Load) -> AgentSettings:
+    """What every agent of a pool is told."""
     logs = None if config.log_dir is None else str(Path(config.log_dir).resolve())
     by_value = b"cloudpickle" in load.builder
-    settings = AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes, by_value=by_value)
-    return LocalBackend(settings, expected=config.workers)
+    return AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes, by_value=by_value)
 
 
 def _make_log_folder(folder: str | os.PathLike[str]) -> None:

@@ -81,7 +81,7 @@ class TrialServer:
                     return self._find(runtime_id).perform(action, arguments)
                 finally:
                     self._printed.called(runtime_id)
-            case Close(runtime_id):
+            case Close(runtime_id=runtime_id):
                 return self._close(runtime_id)
             case _:
                 raise ProtocolError(f"a trial process was sent a {type(request).__name__}")
@@ -141,6 +141,8 @@ def serve(link: Link, server: TrialServer) -> None:
             link.send(answer)
         except SerializationError as error:
             link.send(Failed.of(error))
+        if isinstance(request, Close) and request.last:
+            break
     server.close()
 
 

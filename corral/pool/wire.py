@@ -126,6 +126,8 @@ class Load:
     """Whether one process serves many leases: then it says what each trial leaves behind."""
     described: bool = False
     """Whether the pool knows the catalogue already: then the worker's is empty."""
+    renewed_after: int | None = None
+    """Trials after which another worker takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,10 @@ class StartProcess:
 
 @dataclass(frozen=True, slots=True)
 class Serves:
-    """To a worker: the trial process of ticket ``number``, made ahead of time, has a lease to serve from now on."""
+    """To a worker: the trial process of ticket ``number``, made ahead of time, serves a lease from now on.
+
+    And back: so it is there, and will tell how that one ends.
+    """
 
     number: int
 
@@ -228,6 +233,8 @@ class Close:
     """To a trial process: close a trial runtime."""
 
     runtime_id: str
+    last: bool = False
+    """Whether nothing follows: it then ends, as by Finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,12 +321,19 @@ class Closed:
         }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message that is passed on as it came: who does so does not know what it is."""
+
+    data: Buffer
+
+
 Message = (
     StartWorker | Load | Imported | Loaded | LoadFailed | StartProcess | Serves | ProcessStarted | ProcessEnded
-    | Open | Perform | Close | Finish | Done | Failed | Refused
+    | Open | Perform | Close | Finish | Done | Failed | Refused | Frame
 )  # fmt: skip
 
-_MESSAGES = frozenset(get_args(Message))
+_MESSAGES = frozenset(get_args(Message)) - {Frame}
 
 # ---- frames --------------------------------------------------------------------------------------------------------
 
@@ -363,6 +377,8 @@ def encode(message: Message, processor: int = NOWHERE) -> list[Buffer]:
 
     Raises SerializationError if it cannot be pickled or is larger than MAX_FRAME.
     """
+    if type(message) is Frame:
+        return [message.data]
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = pickle.dumps(_packed(message), protocol=5, buffer_callback=buffers.append)
@@ -521,12 +537,26 @@ class Decoder:
                 self._large, self._data = _LargeFrame(outline, frame, len(data)), b""
             return None
         frame, self._data = bytearray(data[: outline.end]), data[outline.end :]
-        self.processor = outline.processor
-        return outline.message(frame)
+        return self._take(outline, frame)
 
     def _next_large(self, large: _LargeFrame) -> Message | None:
         if large.filled < large.outline.end:
             return None
         self._large = None
-        self.processor = large.outline.processor
-        return large.outline.message(large.bytes)
+        return self._take(large.outline, large.bytes)
+
+    def _take(self, outline: _Outline, frame: bytearray) -> Message:
+        self.processor = outline.processor
+        return outline.message(frame)
+
+
+class FrameDecoder(Decoder):
+    """Bytes in, whole frames out, for who passes them on and cannot read them."""
+
+    def next(self) -> Message | None:
+        """The next whole frame, or None if more bytes are needed. ProtocolError if the bytes are no frame."""
+        return self._next_large(self._large) if self._large is not None else self._next_of_several(self._data)
+
+    def _take(self, outline: _Outline, frame: bytearray) -> Message:
+        self.processor = outline.processor
+        return Frame(frame)

@@ -47,6 +47,7 @@ from corral.pool.wire import (
     ProcessEnded,
     ProcessStarted,
     Refused,
+    Serves,
     StartProcess,
 )
 from corral.threads import call_blocking
@@ -79,6 +80,8 @@ class TrialProcess:
         self.visitor = visitor
         self.number = visitor.ticket.number
         self.pid: int = 0
+        self.confirmed = anyio.Event()
+        """Its worker knows that it serves; or it has ended."""
         self.ended = anyio.Event()
         self.end: ProcessEnded | None = None
         self.doom: TrialError | None = None
@@ -124,6 +127,11 @@ class TrialProcess:
                 raise answer.error()
             case _:
                 raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
+
+    def pass_on(self) -> None:
+        """Its answers are for somebody else: give them unread, as frames."""
+        if self.visitor.channel is not None:
+            self.visitor.channel.pass_on()
 
     async def exchange(self, message: Message) -> Message:
         """Send a message and wait for the next one. NoAnswer where there will be none."""
@@ -186,8 +194,11 @@ class TrialProcess:
         channel = self.visitor.channel
         with anyio.CancelScope(shield=True):
             if self.alive and channel is not None and not self._asking:  # with a call in flight it would not listen
-                with anyio.move_on_after(patience), contextlib.suppress(anyio.EndOfStream):
-                    await channel.send(Finish())
+                with anyio.move_on_after(patience) as limit:
+                    try:
+                        await channel.send(Finish())
+                    except anyio.EndOfStream:  # it may just have ended by itself, and is about to be reported
+                        limit.deadline = anyio.current_time() + REPORT_PATIENCE
                     await self.ended.wait()
             await self.kill()
 
@@ -236,6 +247,7 @@ class TrialProcess:
         """The worker's report, or its loss."""
         self.end = end
         self.ended.set()
+        self.confirmed.set()
         self.visitor.give_up()
         if not self._asking:  # its answer may have come just before its end
             self._close()
@@ -280,7 +292,7 @@ class Worker:
         self._finishing = False
         """Whether it was told to end what it started, close its connection and wait for its kill."""
         self._processes: dict[int, TrialProcess] = {}
-        self._ahead = Ahead(self)
+        self._ahead = Ahead(self, 0)  # until it has loaded
 
     @property
     def pid(self) -> int:
@@ -319,6 +331,7 @@ class Worker:
         """
         assert self._channel is not None
         self._load, self._patience = load, patience
+        self._ahead = Ahead(self, 0 if load.reused else load.renewed_after)
         self._what = IMPORTING if self._spec.main is not None else what
         async with self._patiently(patience - used):
             await self._channel.send(load)
@@ -329,7 +342,7 @@ class Worker:
         if isinstance(answer, Loaded):
             self._usual = answer.fresh
             self._tasks.start_soon(self._listen)
-            self._prepare_next(answer.fresh, self.gone)
+            self._tasks.start_soon(self._ahead.prepare, answer.fresh, self.gone)
             return answer
         await self.kill()
         if isinstance(answer, LoadFailed):
@@ -423,6 +436,9 @@ class Worker:
             case ProcessStarted(number, pid):
                 if process := self._processes.get(number):
                     process.has_started(pid)
+            case Serves(number):
+                if process := self._processes.get(number):
+                    process.confirmed.set()
             case ProcessEnded() as end:
                 if process := self._processes.pop(end.number, None):
                     self._listener.forget(process.visitor)
@@ -438,12 +454,8 @@ class Worker:
         fresh = self._usual if fresh == "auto" else fresh
         process = await self._ahead.take(fresh) or await self._make(fresh)
         if process is not None:
-            self._prepare_next(fresh, process.ended)
+            self._tasks.start_soon(self._ahead.prepare, fresh, process.ended)
         return process
-
-    def _prepare_next(self, fresh: FreshMode, over: anyio.Event) -> None:
-        if not self._load.reused:
-            self._tasks.start_soon(self._ahead.prepare, fresh, over)
 
     async def _make(self, fresh: FreshMode) -> TrialProcess | None:
         if self.gone.is_set():
@@ -473,7 +485,7 @@ class Worker:
         visitor = process.visitor
         try:
             with anyio.fail_after(self._patience):  # a new interpreter may still have to load
-                await self._arrival(visitor)
+                await self._brought(visitor.arrived, process)
         except TimeoutError:
             raise await (self._slow_birth(process) if process.pid else self._slow_start()) from None
         except BaseException:
@@ -488,13 +500,21 @@ class Worker:
             return False
         raise await process.reason("start of the trial process")
 
-    async def _arrival(self, visitor: Visitor) -> None:
-        """Wait for a trial process. A worker that somebody has stopped would never make it, and is killed."""
-        while not visitor.arrived.is_set():
+    async def confirms(self, process: TrialProcess) -> bool:
+        """Whether this worker was there after it was told that the process serves."""
+        await self._brought(process.confirmed, process)
+        return not process.ended.is_set()
+
+    async def _brought(self, event: anyio.Event, process: TrialProcess) -> None:
+        """Wait for what this worker or the process brings about. One that was stopped never would, and is killed."""
+        while not event.is_set():
             with anyio.move_on_after(STOPPED_AFTER):
-                await visitor.arrived.wait()
-            if not visitor.arrived.is_set() and is_stopped(self.pid):
-                await self.kill()
+                await event.wait()
+            if not event.is_set():
+                if is_stopped(self.pid):
+                    await self.kill()
+                elif is_stopped(process.pid):
+                    await process.kill()
 
     async def stop(self) -> None:
         """End it with all that it started: ask, then kill."""

@@ -1,7 +1,8 @@
 """What a worker, a trial process and the supervisor hold, beside bare interpreters.
 
 RSS counts pages that processes share in full for each of them; PSS gives each its share; USS is what ending the process
-would free. Workers are idle when they are measured.
+would free. Workers are idle when they are measured, and each has a process that
+waits for the next trial.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from benchmarks.fresh import ENVIRONMENTS, is_installed
 from benchmarks.measuring import Memory, count, descendants
 from benchmarks.pools import serving
 from benchmarks.report import Report, progress
+from benchmarks.start import WARM
 
 BASE = "bare interpreter with anyio, cloudpickle, pydantic"
 BARE = {
@@ -95,8 +97,9 @@ async def workers(found: dict[str, Memory], name: str, fresh: str, size: int) ->
     async with serving(build, 1, fresh=fresh) as served:
         task_id = next(iter(served.pool.catalogue))
         worker = found[f"worker idle, {what}"] = Memory.of(served.pids()[0])
-        if spares := descendants(served.pids()[0]):
-            found[f"  its spare interpreter, {what}"] = Memory.of_all(spares)
+        await anyio.sleep(WARM)
+        if waiting := descendants(served.pids()[0]):
+            found[f"  the process that waits, {what}"] = Memory.of_all(waiting)
         trial = await served.open(task_id)
         await trial.prompt()
         pid, process = served.pids()
@@ -107,6 +110,7 @@ async def workers(found: dict[str, Memory], name: str, fresh: str, size: int) ->
     if size > 1:
         async with serving(build, size, fresh=fresh) as served:
             await served.all_ready()
+            await anyio.sleep(WARM)
             found[f"a pool of {size} idle, all its processes, {what}"] = Memory.of_all(_below(served.pids_of_all()))
     return worker
 

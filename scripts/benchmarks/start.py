@@ -39,7 +39,7 @@ BARE = (
 )
 CORRAL, INTERPRETERS, LOKY = "Corral", "bare interpreters", "loky"
 WARM = 1.0
-"""Seconds in which a spare interpreter gets ready."""
+"""Seconds in which the process of the next trial gets ready."""
 COLUMNS = {
     "subject": "text", "first": "s", "all": "s", "spread": "%", "/ interpreters": "x", "/ loky": "x", "CPU": "s",
 }  # fmt: skip
@@ -189,7 +189,7 @@ def _cpu_of_all() -> float:
 async def after_kill(served: Served, victim: str, task_id: str, warm: float = WARM) -> float:
     """Seconds from a kill in the middle of a trial until the next trial has given its prompt.
 
-    ``warm``: seconds before the kill, in which a spare interpreter, where there is one, gets ready.
+    ``warm``: seconds before the kill, in which the process of the next trial gets ready.
     """
     trial = await served.open(task_id)
     await trial.prompt()

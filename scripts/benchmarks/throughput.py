@@ -186,7 +186,7 @@ async def waits(fresh: str, options: argparse.Namespace) -> dict[str, float]:
     """A session of trials that wait, on a pool that is ready."""
     async with serving(build_work, options.slots, fresh=fresh) as served:
         await served.all_ready()
-        await anyio.sleep(1.0)  # the spare interpreters are warm
+        await anyio.sleep(1.0)  # the first trials' processes wait
         with scratch_folder() as folder:
             runner = CorralRunner(
                 served.router, agent_factory=lambda context: ScriptedAgent(partial(wait_in_call, options.wait)),

@@ -91,6 +91,54 @@ def test_a_peer_on_the_own_processor_is_not_looked_for(
     assert look.take(peer) == (b"x" if looks else None)
 
 
+def test_one_side_steps_aside_from_its_peer_now_and_then(
+    pair: tuple[socket.socket, socket.socket], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[float] = []
+
+    def step_aside() -> bool:
+        steps.append(clock.now)
+        return True
+
+    monkeypatch.setattr(glance, "here", lambda: 1)
+    monkeypatch.setattr(glance, "step_aside", step_aside)
+    ours, theirs = pair
+    stays, steps_aside = Glance(theirs), Glance(ours, steps_aside=True)
+    wait(stays, clock, 0.0)
+    wait(steps_aside, clock, 0.0)
+    for _ in range(3):
+        theirs.sendall(b"x")
+        ours.sendall(b"x")
+        assert stays.take(1) is None
+        assert steps_aside.take(1) == b"x"  # it is on another one now
+        theirs.sendall(b"y")
+        assert steps_aside.take(1) is None  # it was moved back, and leaves it at that for a while
+        assert ours.recv(1) == b"y"
+        clock.now += glance.STEP_PAUSE
+    assert len(steps) == 3
+    for _ in range(round(glance.STEP_PAUSE / glance.HIT_EARNS)):
+        theirs.sendall(b"z")
+        assert steps_aside.take(0) == b"z"  # the step paid
+    theirs.sendall(b"x")
+    assert steps_aside.take(1) == b"x"
+    assert len(steps) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the processors of a thread are Linux's")
+def test_a_step_aside_changes_nothing_for_good() -> None:
+    allowed = os.sched_getaffinity(0)
+    assert glance.here() in allowed
+    assert glance.step_aside() == (len(allowed) > 1)
+    assert os.sched_getaffinity(0) == allowed
+    assert glance.here() in allowed
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert not glance.step_aside()
+        assert glance.here() == min(allowed)
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def test_messages_tell_where_their_sender_ran(pair: tuple[socket.socket, socket.socket]) -> None:
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     ours, theirs = map(Link, pair)

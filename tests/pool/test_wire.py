@@ -32,6 +32,8 @@ from corral.pool.wire import (
     Done,
     Failed,
     Finish,
+    Frame,
+    FrameDecoder,
     HostSpec,
     Imported,
     Load,
@@ -104,7 +106,18 @@ def test_every_message_comes_out_as_it_went_in(message: Message) -> None:
 
 
 def test_the_sample_above_holds_every_kind_of_message() -> None:
-    assert {type(message) for message in MESSAGES} == set(Message.__args__)
+    assert {type(message) for message in MESSAGES} == set(Message.__args__) - {Frame}
+
+
+def test_frames_are_passed_on_as_they_came() -> None:
+    whole = as_bytes(Done("x" * 1000)) + as_bytes(Done(bytes(2 * LARGE)))
+    decoder, out = FrameDecoder(), b""
+    for position in range(0, len(whole), 100_000):
+        decoder.feed(whole[position : position + 100_000])
+        while (frame := decoder.next()) is not None:
+            assert isinstance(frame, Frame)
+            out += b"".join(bytes(part) for part in encode(frame))
+    assert out == whole
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
