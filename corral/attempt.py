@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import anyio
@@ -34,6 +34,7 @@ from corral.errors import (
     SubmissionError,
     TrialError,
 )
+from corral.lean import dataclass
 from corral.pool.wire import Closed
 from corral.report.progress import Progress
 from corral.scheduler import Job
@@ -156,8 +157,7 @@ class TrialDriver:
             failure = course.error.kind if course.error else None
             if failure is None or not failure.retried or number > self._settings.retries:
                 break
-        result = self._result(job, course)
-        return replace(result, attempts=tuple(attempts), duration=time.monotonic() - began)
+        return self._result(job, course, tuple(attempts), began)
 
     async def _attempt(self, job: Job, configured: Callable[[], None]) -> _Course:
         course = self._courses[job.key] = _Course(time.monotonic())
@@ -207,21 +207,28 @@ class TrialDriver:
             placed(key, worker)
 
     async def _work(self, job: Job, course: _Course, configured: Callable[[], None]) -> None:
-        bound = self._connection.bind(course.opened or {}, job.key.task_id, self._settings)
         seconds = self._settings.trial_timeout
+        if seconds is None:
+            await self._go_through(job, course, configured)
+            return
         with anyio.move_on_after(seconds) as limit:
-            await self._configure(job, course, bound, configured)
-            course.mark("agent")
-            self._progress.phase(job.key, "agent")
-            await self._run_agent(job, course, bound)
-            course.mark("submit")
-            self._progress.phase(job.key, "scoring")
-            await self._conclude(job, course, bound)
-        if limit.cancelled_caught and seconds is not None:
+            await self._go_through(job, course, configured)
+        if limit.cancelled_caught:
             await self._connection.review(course.opened or {})
             trial = self._watched(course)
             busy = trial.phase if trial is not None and trial.calling else course.phase
             course.error = self._fault(course) or too_slow(busy, seconds)
+
+    async def _go_through(self, job: Job, course: _Course, configured: Callable[[], None]) -> None:
+        """What the trial's limit is for."""
+        bound = self._connection.bind(course.opened or {}, job.key.task_id, self._settings)
+        await self._configure(job, course, bound, configured)
+        course.mark("agent")
+        self._progress.phase(job.key, "agent")
+        await self._run_agent(job, course, bound)
+        course.mark("submit")
+        self._progress.phase(job.key, "scoring")
+        await self._conclude(job, course, bound)
 
     async def _configure(self, job: Job, course: _Course, bound: Any, configured: Callable[[], None]) -> None:
         course.mark("configure")
@@ -234,10 +241,11 @@ class TrialDriver:
 
     async def _run_agent(self, job: Job, course: _Course, bound: Any) -> None:
         course.agent = await self._crew.hire(self._identity.context(job.key))
-        interface = self._connection.interface_for(course.agent, bound)
+        on_loop = runs_on_loop(course.agent)
+        interface = self._connection.interface_for(on_loop, bound)
         given, failure = None, None
         try:
-            if runs_on_loop(course.agent):
+            if on_loop:
                 given = await _on_loop(course.agent, interface, job.key.task_id)
             else:
                 given = await call_blocking(_in_thread, course.agent, interface, job.key.task_id)
@@ -318,7 +326,7 @@ class TrialDriver:
 
     # ---- the record ----
 
-    def _result(self, job: Job, course: _Course) -> TaskTrialResult:
+    def _result(self, job: Job, course: _Course, attempts: tuple[Attempt, ...], began: float) -> TaskTrialResult:
         base = course.result if course.error is None and course.result is not None else self._unscored(job, course)
         run = course.run
         return replace(
@@ -330,6 +338,8 @@ class TrialDriver:
             agent_status=run.status if run else None,
             worker=course.worker,
             timings=course.timings(job.planned_at),
+            attempts=attempts,
+            duration=time.monotonic() - began,
             warnings=(*base.warnings, *course.closed.get("warnings", ())),
         )
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from corral.data import to_data
 from corral.errors import ConfigError, InfrastructureError, SerializationError, SubmissionError, TrialError
+from corral.lean import dataclass
 from corral.protocol import KEY_HEADER, OWN_TYPE, WAIT_HEADER, decode, encode, to_error, to_worker
 from corral.records import from_record, known_fields
 from corral.types import TaskTrialResult, ToolCall, ToolResponse, TrialKey, Verbosity, WorkerRef

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -59,6 +58,8 @@ def load(build: Callable[[], Any]) -> dict[str, Environment]:
 
 
 def _digest(env: Environment, sources: dict[type, str]) -> str:
+    import hashlib  # only the one worker that describes the environments needs it, and what it loads
+
     cls = type(env)
     if cls not in sources:
         try:

@@ -23,6 +23,7 @@ from corral.errors import ConfigError, CorralError
 from corral.journal import Journal, new_session_id
 from corral.named import NamedBuilder, load_named
 from corral.pool.config import WorkerPoolConfig, available_cpus
+from corral.pool.options import add_backend_options, backend_settings
 from corral.report.exports import check_report
 from corral.report.files import dump, stable_bytes
 from corral.report.rendering import print_result
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tool-timeout", type=float, metavar="S", help="seconds that a tool call may take")
     add("--memory-limit", metavar="SIZE", help="memory of one trial's processes, such as 2GiB")
     add("--reuse", choices=("trial", "worker"), default="trial", help="fresh process state per trial (default), or not")
+    add_backend_options(parse)
     add("--session", metavar="ID", help="name the session; a recorded one goes on where it stopped")
     add("--seed", type=int, metavar="N", help="the session's seed (default: drawn, or the recorded one)")
     add("--checkpoint-dir", default="./benchmark_checkpoints", metavar="DIR", help="where sessions are recorded")
@@ -128,6 +130,7 @@ def _order(options: argparse.Namespace) -> _Order:
         size=options.size if options.size is not None else available_cpus(),
         memory_limit=options.memory_limit,
         reuse=options.reuse,
+        **backend_settings(options),
     )
     at_once = options.max_concurrency if options.max_concurrency is not None else pool.workers
     for name in ("session", "checkpoint_dir", "model", "report", "envs", "agent"):
@@ -341,7 +344,8 @@ def _document(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | 
             "size": pool.size,
             "restarts": pool.restarts,
             "fresh": pool.fresh,
-            "workers": [{"slot": w.slot, "pid": w.pid, "trials": w.trials} for w in pool.workers],
+            "workers": [{"slot": w.slot, "pid": w.pid, "trials": w.trials, "node": w.node} for w in pool.workers],
+            "nodes": [{"name": node.name, "lost": node.lost} for node in pool.nodes],
         },
         "tasks": {task_id: {"scores": task.scores} for task_id, task in result.task_results.items()},
     }

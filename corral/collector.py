@@ -3,7 +3,7 @@
 Guarantees
     - ``record`` returns when the result is durable, and returns it as a resumed session would read it.
     - **Group commit.** What many trials hand over while a write is under way goes into the next write together: one
-      fsync serves them all.
+      fsync serves them all. What nobody waits for (``hurry=False``) waits up to GATHER seconds for company.
     - **Handed over is written.** ``record`` cannot be cancelled half-way; a cancellation of its task waits for the few
       milliseconds that a write takes. Leaving the collector's ``async with`` waits for what was handed over.
     - **In order.** Results are written, and ``on_recorded`` is told of them, in the order they were handed over.
@@ -18,33 +18,44 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, Self
 
-from anyio import CancelScope, Event
+from anyio import CancelScope, Event, move_on_after
 
 from corral.errors import CorralError, JournalError, ProtocolError
-from corral.records import Record, as_recorded, to_record
+from corral.records import Line, recorded
 from corral.threads import call_blocking
 from corral.types import TaskTrialResult, TrialKey
+
+GATHER = 0.01
+"""Seconds that a result which nobody waits for may wait for others, to share their write: so much is lost at most, and
+run again, where the supervisor is killed. It costs nothing where trials are long, and half of a trial that does nothing
+is its write."""
 
 
 class Appendable(Protocol):
     """What a collector needs of a journal."""
 
-    def append(self, records: list[Record]) -> object:
-        """Make ``records`` durable, or raise."""
+    def append(self, lines: list[Line]) -> object:
+        """Make ``lines`` durable, or raise."""
 
 
 @dataclass(eq=False)
 class _Entry:
-    """A result on its way to the disk. ``woken`` is set when it is settled, or when it is its task's turn to write."""
+    """A result on its way to the disk."""
 
     result: TaskTrialResult
     replaces: bool
-    woken: Event = field(default_factory=Event)
+    woken: Event | None = None
+    """What its task waits for, if it does: that it is settled, or that it is that task's turn to write."""
     settled: bool = False
     error: Exception | None = None
+
+    def wake(self) -> None:
+        """Let its task go on."""
+        if self.woken is not None:
+            self.woken.set()
 
 
 class Collector:
@@ -64,7 +75,10 @@ class Collector:
         self._seen: set[TrialKey] = set()
         self._queue: deque[_Entry] = deque()
         self._writing = False
-        self._idle = Event()
+        self._gathering = False
+        """Whether a task waits for company, and then writes for all that have come."""
+        self._idle: Event | None = None
+        """What waits for the end of the write that is under way."""
         self._failure: CorralError | None = None
         self._closed = False
 
@@ -74,11 +88,12 @@ class Collector:
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    async def record(self, result: TaskTrialResult, *, replaces: bool = False) -> TaskTrialResult:
+    async def record(self, result: TaskTrialResult, *, replaces: bool = False, hurry: bool = True) -> TaskTrialResult:
         """Make ``result`` durable, then tell ``on_recorded`` of it, and return it as the journal has it.
 
         ``replaces`` allows it to take the place of a record from an earlier run of the session, as when errors are
-        retried. An exception of ``on_recorded`` is raised here; the result is durable all the same.
+        retried. ``hurry``: whether something waits for it. An exception of ``on_recorded`` is raised here; the result
+        is durable all the same.
         """
         self._check(result, replaces)
         entry = _Entry(result, result.key in self._earlier)
@@ -86,15 +101,27 @@ class Collector:
         self._queue.append(entry)
         with CancelScope(shield=True):
             while not entry.settled:
-                if self._writing:
-                    # A new event each time: a newcomer may have taken the pen that this task was woken for.
-                    entry.woken = Event()
+                # A new event each time: a newcomer may have taken the pen that this task was woken for.
+                entry.woken = Event()
+                if self._writing or (self._gathering and not hurry):
                     await entry.woken.wait()
+                elif not hurry:
+                    hurry = True
+                    await self._gather(entry.woken)
                 else:
                     await self._write_queued()
         if entry.error is not None:
             raise entry.error
         return entry.result
+
+    async def _gather(self, over: Event) -> None:
+        """Wait for company, until somebody in a hurry has written for all, or for long enough."""
+        self._gathering = True
+        try:
+            with move_on_after(GATHER):
+                await over.wait()
+        finally:
+            self._gathering = False
 
     async def aclose(self) -> None:
         """Take nothing more, and return when everything that was handed over is settled."""
@@ -102,6 +129,7 @@ class Collector:
         with CancelScope(shield=True):
             while self._writing or self._queue:
                 if self._writing:
+                    self._idle = self._idle or Event()
                     await self._idle.wait()
                 else:
                     await self._write_queued()
@@ -118,7 +146,7 @@ class Collector:
         """Write all that is queued at this moment, settle it, and wake whoever is to write next."""
         batch = list(self._queue)
         self._queue.clear()
-        self._writing, self._idle = True, Event()
+        self._writing = True
         try:
             await self._write(batch)
         except BaseException as error:
@@ -130,10 +158,12 @@ class Collector:
             self._writing = False
             for entry in batch:
                 entry.settled = True
-                entry.woken.set()
+                entry.wake()
             if self._queue:
-                self._queue[0].woken.set()
-            self._idle.set()
+                self._queue[0].wake()
+            if self._idle is not None:
+                self._idle.set()
+                self._idle = None
 
     async def _write(self, batch: list[_Entry]) -> None:
         try:
@@ -152,16 +182,15 @@ class Collector:
 
     def _append(self, batch: list[_Entry]) -> None:
         """In a worker thread: make the batch durable."""
-        records = []
+        lines = []
         for entry in batch:
             try:
-                entry.result = as_recorded(entry.result)
-                mark = {"replaces": True} if entry.replaces else {}
-                records.append(to_record(entry.result) | mark)
+                line, entry.result = recorded(entry.result, replaces=entry.replaces)
+                lines.append(line)
             except CorralError as error:  # a result that is none concerns its own task only
                 entry.error = error
-        if records:
-            self._journal.append(records)
+        if lines:
+            self._journal.append(lines)
 
     def _fail(self, batch: list[_Entry], failure: CorralError, cause: BaseException | None) -> None:
         """The run is over: nothing more is written, and all of ``batch`` hear why."""

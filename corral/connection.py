@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from corral.crew import runs_on_loop
 from corral.errors import ConfigError, NotFound
 from corral.plan import Plan
 from corral.pool.config import WorkerPoolConfig
@@ -56,7 +55,7 @@ class Connection:
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of a router, on the loop or in a thread, as it wants."""
-        if inspect.iscoroutinefunction(method):
+        if _is_async(method):
             return await method(*args, **kwargs)
         value = await call_blocking(partial(method, *args, **kwargs))
         return await value if inspect.isawaitable(value) else value
@@ -90,10 +89,10 @@ class Connection:
             opened["trial_runtime_id"], task_id, verbosity=settings.tool_verbosity, workspace=opened.get("workspace")
         )
 
-    def interface_for(self, agent: Any, bound: Any) -> Any:
-        """The trial's router as the agent wants it: asynchronous on the loop, synchronous in a thread."""
-        is_async = inspect.iscoroutinefunction(bound.execute_tool)
-        if runs_on_loop(agent):
+    def interface_for(self, on_loop: bool, bound: Any) -> Any:
+        """The trial's router as its agent wants it: asynchronous on the loop, synchronous in a thread."""
+        is_async = _is_async(bound.execute_tool)
+        if on_loop:
             return bound if is_async else _InThreads(bound)
         return SyncRouter(bound, self._bridge.call) if is_async else bound
 
@@ -131,6 +130,17 @@ class Connection:
         if wanted:
             name = type(self.router).__name__
             raise ConfigError(f"{wanted} needs trial runtimes, and {name} has no create_trial")
+
+
+def _is_async(method: Callable[..., Any]) -> bool:
+    """Whether ``method`` gives something to await. The functions of classes, which all trials call, are asked once."""
+    function = getattr(method, "__func__", None)
+    return inspect.iscoroutinefunction(method) if function is None else _is_async_function(function)
+
+
+@lru_cache(maxsize=256)
+def _is_async_function(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function)
 
 
 class _Lent:

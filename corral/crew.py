@@ -25,6 +25,7 @@ class Crew:
             _check_shared(agent)
         self._agent = agent
         self._factory = factory
+        self._is_async = inspect.iscoroutinefunction(factory)
         self._enable_surrender = enable_surrender
         self._waiting: dict[TrialKey, Any] = {}
 
@@ -64,7 +65,7 @@ class Crew:
             agent = self._agent
         else:
             try:
-                if inspect.iscoroutinefunction(self._factory):
+                if self._is_async:
                     agent = await self._factory(context)
                 else:
                     agent = await call_blocking(self._factory, context)

@@ -12,12 +12,13 @@ import copy
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from corral.data import to_data
 from corral.errors import ConfigError, EnvStartError, ErrorRecord
+from corral.lean import dataclass
 from corral.recipe import Recipe, copied, equal, trial_seed
 from corral.tasks import (
     InputRef,

@@ -31,9 +31,10 @@ from __future__ import annotations
 
 import signal as _signal
 import traceback as _traceback
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Self
+
+from corral.lean import dataclass
 
 TRACEBACK_LIMIT = 16_384
 """Characters of a traceback kept in a record; the end of it is kept, where the cause stands."""
@@ -217,32 +218,55 @@ class WorkerDied(TrialError):
     kind = FailureKind.WORKER_DIED
 
     @classmethod
-    def during(cls, phase: str, *, pid: int, slot: int, status: int | None, output: str = "") -> Self:
-        """The trial process ``pid`` on ``slot`` ended while ``phase`` ran."""
+    def during(
+        cls, phase: str, *, pid: int, slot: int, status: int | None, output: str = "", node: str | None = None
+    ) -> Self:
+        """The trial process ``pid`` on ``slot`` of ``node`` ended while ``phase`` ran."""
         return cls(
-            f"the trial process (pid {pid}, slot {slot}) {describe_exit(status)} during {phase}",
+            f"the trial process ({_place(pid, slot, node)}) {describe_exit(status)} during {phase}",
             exit_status=status,
             output=output,
         )
 
     @classmethod
     def with_its_worker(
-        cls, phase: str, *, worker: int, pid: int, slot: int, status: int | None, output: str = ""
+        cls,
+        phase: str,
+        *,
+        worker: int,
+        pid: int,
+        slot: int,
+        status: int | None,
+        output: str = "",
+        node: str | None = None,
     ) -> Self:
         """The worker that had made the trial process ended, with exit ``status``, and took it along."""
         return cls(
-            f"the worker (pid {worker}, slot {slot}) {describe_exit(status)} during {phase}, and its trial process "
+            f"the worker ({_place(worker, slot, node)}) {describe_exit(status)} during {phase}, and its trial process "
             f"(pid {pid}) with it",
             exit_status=status,
             output=output,
         )
 
     @classmethod
-    def lost(cls, phase: str, *, pid: int, slot: int, output: str = "", reason: str = "") -> Self:
+    def with_its_node(cls, phase: str, *, pid: int, slot: int, node: str, reason: str) -> Self:
+        """``node``, where the trial process ran, was lost, for ``reason``."""
+        return cls(
+            f"node {node} was lost during {phase} ({reason}), and the trial process (pid {pid}, slot {slot}) with it"
+        )
+
+    @classmethod
+    def lost(
+        cls, phase: str, *, pid: int, slot: int, output: str = "", reason: str = "", node: str | None = None
+    ) -> Self:
         """The trial process still ran, but its connection was gone, for ``reason``; it was killed."""
         because = f" ({reason})" if reason else ""
-        where = f"the trial process (pid {pid}, slot {slot})"
+        where = f"the trial process ({_place(pid, slot, node)})"
         return cls(f"the connection to {where} was lost during {phase}{because}; it was killed", output=output)
+
+
+def _place(pid: int, slot: int, node: str | None) -> str:
+    return f"pid {pid}, slot {slot}" + (f", node {node}" if node else "")
 
 
 class MemoryExceeded(TrialError):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from corral.errors import NotFound
+from corral.pool.backend import Asked
 from corral.pool.wire import Closed, Opened, ProcessEnded
 from corral.runtime import TrialRuntime
 from corral.source import EnvironmentSource
@@ -27,8 +28,8 @@ class TrialHost(Protocol):
     async def open(self, spec: TrialSpec) -> Opened:
         """Open a trial runtime."""
 
-    async def perform(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Any:
-        """Ask something of it; ``phase`` says in words what."""
+    def ask(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Asked:
+        """Ask something of it; ``phase`` says in words what. What it gives is the answer, or is awaited next."""
 
     async def close_trial(self, runtime_id: str, *, last: bool = False) -> Closed:
         """Close it. ``last``: no other trial will be opened here."""
@@ -71,8 +72,11 @@ class InProcessHost:
         prototype = self._source.here()[spec.task_id]
         return TrialRuntime(prototype, spec, self._work_root, seed_globals=self._seed_globals)
 
-    async def perform(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Any:
+    def ask(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Asked:
         """Ask it."""
+        return self._perform(runtime_id, action, arguments)
+
+    async def _perform(self, runtime_id: str, action: Action, arguments: tuple[Any, ...]) -> Any:
         if self._runtime is None or self._abandoned.is_set():
             raise NotFound("trial", runtime_id)
         try:

@@ -12,11 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from corral.errors import CorralError, ErrorRecord, TrialError
+from corral.lean import dataclass
 
 __all__ = ["Fatal", "JobStatus", "Jobs", "NoSuchJob", "job_cancelled"]
 

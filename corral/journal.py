@@ -24,7 +24,7 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -38,12 +38,12 @@ from filelock import FileLock, Timeout
 
 from corral.errors import ConfigError, JournalError, SessionMismatch
 from corral.plain import plain
-from corral.records import Record, as_recorded, decode, encode, from_record, known_fields, to_record
+from corral.records import Line, Record, as_recorded, decode, encode, from_record, known_fields, line_of, to_record
 from corral.types import TrialKey
 
 __all__ = [
-    "Header", "Journal", "Place", "Reading", "Record", "as_recorded", "check_same", "check_session_id", "from_record",
-    "new_session_id", "read_journal", "to_record",
+    "Header", "Journal", "Line", "Place", "Reading", "Record", "as_recorded", "check_same", "check_session_id",
+    "from_record", "line_of", "new_session_id", "read_journal", "to_record",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -229,15 +229,15 @@ class Journal:
             raise
         return journal, reading.header, list(reading.records.values())
 
-    def append(self, records: list[Record]) -> list[Place]:
+    def append(self, lines: Sequence[Line]) -> list[Place]:
         """Write records, all in one go, and return where they are once they are on the disk.
 
         If that fails, what was written of them is cut off again, and nothing more is accepted: the run must stop.
         """
-        lines = [encode({"type": "trial", **record}) for record in records]
-        starts = accumulate(map(len, lines), initial=self._size)
-        self._write(b"".join(lines))
-        return [Place(start, len(line)) for start, line in zip(starts, lines, strict=False)]
+        sizes = [len(line.data) for line in lines]
+        starts = accumulate(sizes, initial=self._size)
+        self._write(b"".join(line.data for line in lines))
+        return [Place(start, size) for start, size in zip(starts, sizes, strict=False)]
 
     def append_run(self, run: Mapping[str, Any]) -> None:
         """Write down how a run ended, on the disk when this returns. See ``append``."""

@@ -6,15 +6,16 @@ run and those that wait, and nobody gets their late answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from types import TracebackType
+from collections.abc import Awaitable
+from dataclasses import field
 from typing import Any
 
 import anyio
 
 from corral.data import to_data
-from corral.errors import ErrorRecord, NotFound, SerializationError, SubmissionError, TrialError
+from corral.errors import NotFound, SerializationError, SubmissionError, TrialError
 from corral.hosts import TrialHost
+from corral.lean import dataclass
 from corral.pool.wire import ProcessEnded
 from corral.types import Action, TaskTrialResult, ToolCall, ToolResponse, TrialKey, WorkerRef
 
@@ -48,9 +49,34 @@ class OpenTrial:
     calling: set[anyio.CancelScope] = field(default_factory=set)
     """The calls that run or wait for their turn."""
 
-    def call(self) -> _Call:
-        """``async with`` this: one call, when its turn comes. NotFound if the trial is closed meanwhile."""
-        return _Call(self)
+    async def take_turn(self) -> None:
+        """Wait for a call's turn; at its end it releases ``turn``. NotFound if the trial is closed meanwhile."""
+        if not self.turn.locked():
+            self.turn.acquire_nowait()
+            return
+        scope = anyio.CancelScope()
+        await self._wait(scope, self.turn.acquire())
+        if scope.cancel_called:
+            if not scope.cancelled_caught:
+                self.turn.release()
+            raise NotFound("trial", self.runtime_id)
+
+    async def wait(self, answer: Awaitable[Any]) -> Any:
+        """Wait for the answer to a call. NotFound if the trial is closed meanwhile."""
+        scope = anyio.CancelScope()
+        value = await self._wait(scope, answer)
+        if scope.cancelled_caught:
+            raise NotFound("trial", self.runtime_id)
+        return value
+
+    async def _wait(self, scope: anyio.CancelScope, answer: Awaitable[Any]) -> Any:
+        """What ``end_calls`` gives up. A call that is answered at once does without: this is half of what it costs."""
+        with scope:
+            self.calling.add(scope)
+            try:
+                return await answer
+            finally:
+                self.calling.discard(scope)
 
     def end_calls(self) -> None:
         """Give up every call."""
@@ -61,31 +87,27 @@ class OpenTrial:
         """How its process ended, if that was its alone."""
         return self.host.end_of_process() if self.episode_id is None else None
 
-    def remember(self, value: Any, arguments: tuple[Any, ...]) -> None:
-        """What a call gave."""
-        if isinstance(value, ToolResponse) and len(self.calls) < CALLS_KEPT:
-            name, given = arguments[0], to_data(arguments[1], "a record", arrays="describe")
-            result = to_data(value.result, "a record", arrays="describe")  # an array itself could be large
-            self.calls.append(ToolCall(name, given, value.success, result, value.error))
-        if isinstance(value, TaskTrialResult):
-            self.result = value
+    def checked(self, action: Action, arguments: tuple[Any, ...]) -> Any:
+        """The arguments of a tool call as its record shows them. SerializationError for what is no data.
 
-    def refusal(self, action: Action, arguments: tuple[Any, ...]) -> ToolResponse | None:
-        """A failed call for arguments that are no data; SubmissionError for such an answer; else None.
-
-        In-process they could pass, but what an agent can do shall not depend on where its trial runs.
+        SubmissionError for such an answer. In-process they could pass, but what an agent can do shall not depend on
+        where its trial runs.
         """
-        try:
-            if action is Action.EXECUTE:
-                to_data(arguments[1], f"the call of tool {arguments[0]!r}", arrays="describe")
-            elif action is Action.SUBMIT:
+        if action is Action.EXECUTE:
+            return to_data(arguments[1], f"the call of tool {arguments[0]!r}", arrays="describe")
+        if action is Action.SUBMIT:
+            try:
                 to_data(arguments[0], "the answer", arrays="describe")
-        except SerializationError as error:
-            if action is Action.EXECUTE:
-                return ToolResponse(False, error=str(ErrorRecord.of(error)))
-            key = TrialKey(self.task_id, self.trial_index)
-            raise SubmissionError(f"the answer to {key} cannot be accepted: {error}") from error
+            except SerializationError as error:
+                key = TrialKey(self.task_id, self.trial_index)
+                raise SubmissionError(f"the answer to {key} cannot be accepted: {error}") from error
         return None
+
+    def called(self, tool: str, given: Any, response: ToolResponse) -> None:
+        """Remember a tool call: what the tool was ``given``, as it was checked."""
+        if len(self.calls) < CALLS_KEPT:
+            result = to_data(response.result, "a record", arrays="describe")  # an array itself could be large
+            self.calls.append(ToolCall(tool, given, response.success, result, response.error))
 
 
 @dataclass
@@ -97,36 +119,3 @@ class OpenEpisode:
     placing: anyio.Lock = field(default_factory=anyio.Lock)
     outputs: dict[str, Any] = field(default_factory=dict)
     open_trials: set[str] = field(default_factory=set)
-
-
-class _Call:
-    """A call of a trial. An object, not a generator: it is on the path of every tool call."""
-
-    __slots__ = ("_scope", "_trial")
-
-    def __init__(self, trial: OpenTrial) -> None:
-        self._trial = trial
-        self._scope = anyio.CancelScope()
-
-    async def __aenter__(self) -> None:
-        self._scope.__enter__()
-        self._trial.calling.add(self._scope)
-        try:
-            await self._trial.turn.acquire()
-        except BaseException as error:
-            if self._leave(error):
-                raise NotFound("trial", self._trial.runtime_id) from None
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._trial.turn.release()
-        if self._leave(error):
-            raise NotFound("trial", self._trial.runtime_id) from None
-
-    def _leave(self, error: BaseException | None) -> bool:
-        """Whether the call was given up."""
-        self._trial.calling.discard(self._scope)
-        swallowed = self._scope.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        return bool(swallowed) and self._scope.cancelled_caught

@@ -17,13 +17,16 @@ How
     since its resource is short, is *parked* on that resource with all that waits below it: ten thousand tasks that
     wait for one free trial are one parked node. Elsewhere each node is listed in its parent's heap under its best
     request, so the best request that is not parked is found by walking down. A release puts back only the nodes
-    that are parked on what was released, and of these only those that it suffices for.
+    that are parked on what was released, and of these only those that it suffices for. Requests mostly come in the
+    order in which they are to start, so those of a node stand in a line: with a million of them, what an admission
+    costs is the memory that it has to look at.
 
 Assumption: calls come from one thread. The caller carries the decisions out, and calls ``admit()`` after each change.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -73,21 +76,60 @@ class Request:
 
 
 _Entry = tuple[int, int, int, "Request | _Node"]
-"""A place in a heap: the order and the sequence number of a request, a tie-breaker, and who is listed there."""
+"""A place in a line or a heap: the order and the sequence number of a request, a tie-breaker, and who stands there."""
+
+
+_NO_ENTRIES: list[_Entry] = []
+_NO_CHILDREN: dict[tuple[str, int], _Node] = {}
+"""Of all nodes without children, which nearly all are: what they do not have need not be looked at in memory."""
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """What waits for one more demand than its parent. ``heap`` may hold entries that have been replaced since."""
+    """What waits for one more demand than its parent."""
 
     parent: _Node | None = None
     resource: str = ""
     amount: int = 0
-    heap: list[_Entry] = field(default_factory=list)
-    children: dict[tuple[str, int], _Node] = field(default_factory=dict)
+    line: list[_Entry] = field(default_factory=list)
+    """The requests that wait here, in order; some of them may have been withdrawn."""
+    gone: int = 0
+    """How many entries at the start of the line have left it."""
+    heap: list[_Entry] = field(default_factory=lambda: _NO_ENTRIES)
+    """The children that something waits below, by their best request; entries may have been replaced since."""
+    children: dict[tuple[str, int], _Node] = field(default_factory=lambda: _NO_CHILDREN)
     entry: _Entry | None = None
     """Its entry in the parent's heap; None while it is parked, or nothing waits below it."""
     parked: bool = False
+
+    def child(self, demand: tuple[str, int]) -> _Node:
+        """The node for one more demand."""
+        if self.children is _NO_CHILDREN:
+            self.children, self.heap = {}, []
+        if demand not in self.children:
+            self.children[demand] = _Node(self, *demand)
+        return self.children[demand]
+
+    def line_up(self, entry: _Entry) -> None:
+        """Let a request wait here."""
+        if not self.line or self.line[-1] < entry:
+            self.line.append(entry)
+        else:  # seldom: one that was put off, or whose demands have changed
+            insort(self.line, entry, lo=self.gone)
+
+    def leave_line(self) -> None:
+        """The first in the line goes."""
+        self.gone += 1
+        if self.gone * 2 > len(self.line):  # every so often, so that each of the others is moved but once or twice
+            del self.line[: self.gone]
+            self.gone = 0
+
+    def best(self) -> _Entry | None:
+        """Who comes first here: a request of the line, or a child."""
+        first = self.line[self.gone] if self.gone < len(self.line) else None
+        if self.heap and (first is None or self.heap[0] < first):
+            return self.heap[0]
+        return first
 
 
 class Planner:
@@ -95,10 +137,12 @@ class Planner:
 
     def __init__(self, capacities: Mapping[str, int]) -> None:
         self._capacity = {name: check_count(amount, f"capacity of {name}") for name, amount in capacities.items()}
-        self._in_use: Counter[str] = Counter()
+        self._in_use: dict[str, int] = {}
         self._root = _Node()
         self._waiting: dict[Hashable, _Entry] = {}
-        self._running: dict[Hashable, dict[str, int]] = {}
+        self._withdrawn: set[int] = set()
+        """The sequence numbers of requests that were withdrawn and still stand in a line."""
+        self._running: dict[Hashable, Mapping[str, int]] = {}
         self._parked: dict[str, list[_Node]] = {}
         self._numbers = count()
         self.evaluations = 0
@@ -118,7 +162,7 @@ class Planner:
 
     def in_use(self, resource: str) -> int:
         """How much of ``resource`` is taken."""
-        return self._in_use[resource]
+        return self._in_use.get(resource, 0)
 
     def blocked_on(self, key: Hashable) -> str | None:
         """The resource that keeps a waiting request from starting; None if nothing does, or it does not wait."""
@@ -147,12 +191,10 @@ class Planner:
                 )
         node = self._root
         for demand in _path(request.demands):
-            if demand not in node.children:
-                node.children[demand] = _Node(node, *demand)
-            node = node.children[demand]
+            node = node.child(demand)
         entry = (request.order, next(self._numbers), 0, request)
         self._waiting[request.key] = entry
-        heappush(node.heap, entry)
+        node.line_up(entry)
         self._list(node)
 
     def admit(self) -> list[Request]:
@@ -170,19 +212,25 @@ class Planner:
         held = self._running.get(key)
         if held is None:
             raise ProtocolError(f"{key!s} holds nothing that could be released")
-        names = list(held) if resources is None else list(resources)
-        if extra := Counter(names) - Counter(held.keys()):
-            raise ProtocolError(f"{key!s} does not hold {', '.join(extra)}")
         if resources is None:
             del self._running[key]
-        for name in names:
-            self._in_use[name] -= held.pop(name)
+            given = held
+        else:
+            names = list(resources)
+            if extra := Counter(names) - Counter(held.keys()):
+                raise ProtocolError(f"{key!s} does not hold {', '.join(extra)}")
+            given = {name: held[name] for name in names}
+            self._running[key] = {name: amount for name, amount in held.items() if name not in given}
+        for name, amount in given.items():
+            self._in_use[name] -= amount
             self._wake(name)
 
     def withdraw(self, key: Hashable) -> bool:
         """Take a waiting request away; False if it does not wait (it may have been started)."""
-        # Its entry stays in its node's heap until it comes to the top.
-        return self._waiting.pop(key, None) is not None
+        entry = self._waiting.pop(key, None)
+        if entry is not None:
+            self._withdrawn.add(entry[1])  # it stays in its line until it is the first there
+        return entry is not None
 
     def resize(self, resource: str, capacity: int) -> None:
         """Change how much there is of ``resource``. What runs goes on, even over the new capacity.
@@ -204,52 +252,53 @@ class Planner:
 
     def _suffices(self, resource: str, amount: int) -> bool:
         capacity = self._capacity.get(resource)
-        return capacity is None or self._in_use[resource] + amount <= capacity
+        return capacity is None or self._in_use.get(resource, 0) + amount <= capacity
 
     def _start_best(self) -> Request | None:
         """Start the best request that can start: walk down along the best entries, park what cannot be entered."""
         path = [self._root]
         while True:
             node = path[-1]
-            self._trim(node)
-            if node.entry is not None and (not node.heap or node.heap[0][:2] != node.entry[:2]):
+            best = self._best(node)
+            if node.entry is not None and (best is None or best[:2] != node.entry[:2]):
                 # Its best request was withdrawn: it is listed too early.
                 self._relist(path)
                 path = [self._root]
                 continue
-            if not node.heap:
+            if best is None:
                 return None  # Only the root is listed nowhere.
             self.evaluations += 1
-            best = node.heap[0][-1]
-            if isinstance(best, Request):
-                heappop(node.heap)
-                self._take(best)
+            who = best[-1]
+            if isinstance(who, Request):
+                node.leave_line()
+                self._take(who)
                 self._relist(path)
-                return best
-            if self._suffices(best.resource, best.amount):
-                path.append(best)
+                return who
+            if self._suffices(who.resource, who.amount):
+                path.append(who)
                 continue
             heappop(node.heap)
-            best.entry, best.parked = None, True
-            self._parked.setdefault(best.resource, []).append(best)
+            who.entry, who.parked = None, True
+            self._parked.setdefault(who.resource, []).append(who)
             self._relist(path)
             path = [self._root]
 
     def _take(self, request: Request) -> None:
         del self._waiting[request.key]
-        self._running[request.key] = dict(request.demands)
-        self._in_use.update(request.demands)
+        self._running[request.key] = request.demands
+        for name, amount in request.demands.items():
+            self._in_use[name] = self._in_use.get(name, 0) + amount
 
-    def _trim(self, node: _Node) -> None:
-        """Drop the entries on top of ``node``'s heap that no longer stand for anything."""
+    def _best(self, node: _Node) -> _Entry | None:
+        """Who comes first at ``node``. What stands before it and no longer counts is dropped."""
         heap = node.heap
-        while heap:
-            top = heap[0]
-            owner = top[-1]
-            current = self._waiting.get(owner.key) if isinstance(owner, Request) else owner.entry
-            if current is top:
-                return
+        while heap and heap[0][-1].entry is not heap[0]:  # type: ignore[union-attr]  # there are only nodes in heaps
             heappop(heap)
+        if self._withdrawn:
+            while node.gone < len(node.line) and (number := node.line[node.gone][1]) in self._withdrawn:
+                self._withdrawn.discard(number)
+                node.leave_line()
+        return node.best()
 
     def _relist(self, path: list[_Node]) -> None:
         """The last node of ``path`` lost its best entry: list each node of it under what is now its best.
@@ -257,11 +306,11 @@ class Planner:
         Each node of the path is on top of its parent's heap.
         """
         for node in reversed(path):
-            self._trim(node)
+            best = self._best(node)
             if (parent := node.parent) is None:
                 return
-            if node.heap:
-                node.entry = (*node.heap[0][:2], next(self._numbers), node)
+            if best is not None:
+                node.entry = (*best[:2], next(self._numbers), node)
                 heapreplace(parent.heap, node.entry)
             else:
                 node.entry = None
@@ -269,11 +318,10 @@ class Planner:
 
     def _list(self, node: _Node) -> None:
         """Tell the nodes above, as far as it is news to them, that ``node`` has something to start."""
-        while (parent := node.parent) is not None and not node.parked and node.heap:
-            best = node.heap[0][:2]
-            if node.entry is not None and node.entry[:2] <= best:
+        while (parent := node.parent) is not None and not node.parked and (best := node.best()) is not None:
+            if node.entry is not None and node.entry[:2] <= best[:2]:
                 return
-            node.entry = (*best, next(self._numbers), node)
+            node.entry = (*best[:2], next(self._numbers), node)
             heappush(parent.heap, node.entry)
             node = parent
 
@@ -291,8 +339,7 @@ class Planner:
 
 def _below(node: _Node) -> int:
     """How many requests wait at a node and below it. One that was withdrawn counts until it comes to the top."""
-    own = sum(isinstance(entry[-1], Request) for entry in node.heap)
-    return own + sum(_below(child) for child in node.children.values() if not child.parked)
+    return len(node.line) - node.gone + sum(_below(child) for child in node.children.values() if not child.parked)
 
 
 def _path(demands: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -12,7 +12,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -114,7 +113,7 @@ class Lent:
             numpy.set_state(before)
 
 
-class _WhenLoaded(MetaPathFinder):
+class _WhenLoaded:
     """Calls ``then(numpy.random)``: at once if it is loaded, else right after whoever loads it first."""
 
     _NAME = "numpy.random"

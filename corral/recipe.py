@@ -6,8 +6,9 @@ import copy
 import types
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
+
+from corral.lean import dataclass
 
 trial_seed: ContextVar[int | None] = ContextVar("corraltrial_seed", default=None)
 """Set while ``new_instance`` constructs: a trial's instance is born with its seed, and keeps no recipe."""

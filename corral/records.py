@@ -10,12 +10,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
-from typing import Any, NoReturn
+from functools import cache, lru_cache
+from sys import intern
+from typing import Any, NamedTuple, NoReturn
 
 from corral.errors import FailureKind, JournalError, ProtocolError
 from corral.plain import plain
-from corral.types import Attempt, TaskTrialResult, Timings, WorkerRef
+from corral.types import Attempt, TaskTrialResult, Timings, TrialKey, WorkerRef
 
 Record = dict[str, Any]
 """A JSON object."""
@@ -25,7 +26,7 @@ def to_record(result: TaskTrialResult) -> Record:
     """The final record of a trial as plain data. What the environment and the agent gave is not copied."""
     if not math.isfinite(result.score):
         raise ProtocolError(f"the score of {result.key} is {result.score}: it should have been refused as no score")
-    return as_data(result) | {"warnings": list(result.warnings)}
+    return as_data(result) | {"score": float(result.score), "warnings": list(result.warnings)}
 
 
 def as_data(result: TaskTrialResult) -> Record:
@@ -68,9 +69,50 @@ def from_record(record: Mapping[str, Any]) -> TaskTrialResult:
         raise JournalError(f"the record of {key} cannot be understood ({type(error).__name__}: {error})") from error
 
 
+class Line(NamedTuple):
+    """A trial's final record as a line of the journal."""
+
+    key: TrialKey
+    data: bytes
+
+
+def line_of(record: Record) -> Line:
+    """The line for ``record``."""
+    return Line(TrialKey(record["task_id"], record["trial_index"]), encode({"type": "trial", **record}))
+
+
+def recorded(result: TaskTrialResult, *, replaces: bool = False) -> tuple[Line, TaskTrialResult]:
+    """The line for ``result``, and the result as it is read from there: so a report does not depend on whether the run
+    was resumed. ``replaces``: it takes the place of an earlier record.
+    """
+    record = to_record(result) | ({"replaces": True} if replaces else {})
+    line = line_of(record)
+    try:
+        again = _KEPT.decode(line.data[:-1].decode("utf-8"))
+    except _Repeated:
+        line = line_of(plain(record))
+        again = _KEPT.decode(line.data[:-1].decode("utf-8"))
+    return line, from_record(again)
+
+
 def as_recorded(result: TaskTrialResult) -> TaskTrialResult:
-    """``result`` as a resumed session will read it: so a report does not depend on whether the run was resumed."""
-    return from_record(json.loads(encode(to_record(result))))
+    """``result`` as a resumed session will read it."""
+    return recorded(result)[1]
+
+
+class _Repeated(ValueError):
+    """Two names of an object became one, such as 1 and "1"."""
+
+
+def _kept(pairs: list[tuple[str, Any]]) -> Record:
+    """An object that stays in memory with many of its kind: they share their names, else half of what they hold."""
+    record = {intern(name): value for name, value in pairs}
+    if len(record) != len(pairs):
+        raise _Repeated
+    return record
+
+
+_KEPT = json.JSONDecoder(object_pairs_hook=_kept)
 
 
 def known_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +126,13 @@ def _attempt(values: Mapping[str, Any]) -> Attempt:
 
 
 def _worker(values: Mapping[str, Any] | None) -> WorkerRef | None:
-    return None if values is None else WorkerRef(**known_fields(WorkerRef, values))
+    return None if values is None else _worker_ref(*known_fields(WorkerRef, values).items())
+
+
+@lru_cache(maxsize=256, typed=True)
+def _worker_ref(*items: tuple[str, Any]) -> WorkerRef:
+    """A trial and its last attempt share one, and so do all trials of a process."""
+    return WorkerRef(**dict(items))
 
 
 def _failure(value: str | None) -> FailureKind | None:
@@ -115,8 +163,7 @@ def decode(line: bytes) -> Record | None:
     return value if isinstance(value, dict) else None
 
 
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def _no_constant(name: str) -> NoReturn:

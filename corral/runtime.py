@@ -8,14 +8,13 @@ up after itself). Assumption: the caller runs this off its event loop, and enfor
 from __future__ import annotations
 
 import math
-import numbers
 import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,7 @@ from corral.types import (
 
 __all__ = ["TrialRuntime", "UnknownTool", "describe", "load", "warm_up"]
 
+_METHODS = {action: action.value for action in Action}
 _NO_FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -191,7 +191,7 @@ class TrialRuntime:
 
     def perform(self, action: Action, arguments: tuple[Any, ...] = ()) -> Any:
         """One action by its name, with positional arguments: the whole of a runtime for a router or a worker."""
-        perform: Callable[..., Any] = getattr(self, Action(action).value)
+        perform: Callable[..., Any] = getattr(self, _METHODS.get(action) or Action(action).value)
         return perform(*arguments)
 
     def close(self) -> list[str]:
@@ -305,26 +305,26 @@ class TrialRuntime:
 
     def _guarded(self, tool: Tool, arguments: dict[str, Any]) -> Callable[[], Any]:
         """The call as the trial sees it: its result as data, a request to exit as a ToolError."""
-        call = tool.prepare(arguments, self.env.hidden_argument, self.env.hidden_names())
-        where = f"tool {tool.name!r} of task {self.spec.task_id!r}"
+        env = self.env
+        supply = (env.hidden_argument, env.hidden_names()) if tool.hidden else ()
+        return partial(self._run, tool.name, tool.prepare(arguments, *supply))
 
-        def run() -> Any:
-            try:
-                value = call()
-            except SystemExit as request:
-                code = request.code
-                error = ToolError(
-                    f"{where} requested to exit with code {0 if code is None else code!r}",
-                    record=ErrorRecord.of(request),
-                )
-                error.__cause__ = request
-                raise Fatal(error) from request
-            try:
-                return to_data(value, where)
-            except SerializationError as refused:
-                raise Fatal(refused) from refused
-
-        return run
+    def _run(self, name: str, call: Callable[[], Any]) -> Any:
+        where = f"tool {name!r} of task {self.spec.task_id!r}"
+        try:
+            value = call()
+        except SystemExit as request:
+            code = request.code
+            error = ToolError(
+                f"{where} requested to exit with code {0 if code is None else code!r}",
+                record=ErrorRecord.of(request),
+            )
+            error.__cause__ = request
+            raise Fatal(error) from request
+        try:
+            return to_data(value, where)
+        except SerializationError as refused:
+            raise Fatal(refused) from refused
 
     def _check_jobs(self) -> None:
         if self._jobs.fatal is not None:
@@ -403,13 +403,20 @@ def _make_workspace(root: Path, spec: TrialSpec) -> Path:
 def _finite(value: Any) -> float | None:
     """``value`` as a float, if it is a real, finite number: NumPy's scalars and booleans too."""
     item = value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
-    if not isinstance(item, numbers.Real | Decimal):
+    if type(item) not in (float, int, bool) and not _is_real(item):
         return None
     try:
         number = float(item)
     except (OverflowError, ValueError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _is_real(value: Any) -> bool:
+    from decimal import Decimal  # late: what a score hardly ever is
+    from numbers import Real
+
+    return isinstance(value, Real | Decimal)
 
 
 class _Call:

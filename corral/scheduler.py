@@ -2,6 +2,9 @@
 
 Guarantees
     * A trial is started only when the planner has taken everything it needs, in one step.
+    * A trial that is over gives back what it held, and the next one runs while its record is on the way to the disk; a
+      dependent, and whatever else follows from its result, waits for the record. Runs of one trial at a time go step
+      by step: the next one may use the same agent.
     * Tasks of one episode that need a slot use the episode's own, one after the other; it is held until the episode is
       over. Whoever holds a slot waits only for what others release without needing one.
     * The order of those that share a slot is the planner's: one that waits for a limit holds back none of the others.
@@ -71,6 +74,8 @@ _LIMITS = {
 """The planner's resources in the words of those who set them."""
 
 RunTrial = Callable[[Job, Callable[[], None]], Awaitable[TaskTrialResult]]
+Record = Callable[[Job, TaskTrialResult, bool], Awaitable[TaskTrialResult]]
+"""Records a result; the last argument says whether something waits for the record."""
 SkipTrial = Callable[[Job, Unreachable], Coroutine[Any, Any, None]]
 CloseEpisode = Callable[[Episode], Awaitable[None]]
 
@@ -84,6 +89,7 @@ class Scheduler:
         *,
         slots: int | None,
         run_trial: RunTrial,
+        record: Record,
         skip_trial: SkipTrial,
         close_episode: CloseEpisode,
         share_out: Callable[[int], None] | None = None,
@@ -92,6 +98,7 @@ class Scheduler:
         self._limits = limits
         self._has_pool = slots is not None
         self._run_trial = run_trial
+        self._record = record
         self._skip_trial = skip_trial
         self._close_episode = close_episode
         self._share_out = share_out
@@ -244,6 +251,16 @@ class Scheduler:
         except NoSlot as error:
             self._put_off(job, error.left, tasks)
             return
+        if job.episode.is_chain or self._limits.global_trials == 1:
+            await self._go_on(job, await self._record(job, result, True), held, tasks)
+            return
+        self._planner.release(job.key)
+        self._admit(tasks)
+        await self._record(job, result, not self._planner.waiting)
+        del self._jobs[job.key], self._courses[job.episode.episode_id]
+
+    async def _go_on(self, job: Job, result: TaskTrialResult, held: set[str], tasks: TaskGroup) -> None:
+        """A trial has its record: what follows from it."""
         del self._jobs[job.key]
         ready, lost = job.episode.ended(job.key.task_id, succeeded=result.success)
         if is_last := job.episode.is_over:  # closing is part of it: its slot is free when the next trial is chosen

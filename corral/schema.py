@@ -31,7 +31,7 @@ def annotations_of(function: Any, hidden: frozenset[str], namespace: Mapping[str
 
 
 def evaluate(annotation: str, function: Any, namespace: Mapping[str, Any]) -> Any:
-    """The type that an annotation\'s text means, seen from inside ``function``."""
+    """The type that an annotation's text means, seen from inside ``function``."""
     function = inspect.unwrap(function)
     function = function if isinstance(function, types.FunctionType) else type(function).__call__
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
@@ -47,6 +47,11 @@ def evaluate(annotation: str, function: Any, namespace: Mapping[str, Any]) -> An
 def first_paragraph(text: str) -> str:
     """The text up to its first blank line, as one line."""
     return " ".join(re.split(r"\n\s*\n", inspect.cleandoc(text), maxsplit=1)[0].split())
+
+
+def may_have_sections(docstring: str) -> bool:
+    """Whether a docstring may say more than its description: every style marks sections in one of these ways."""
+    return any(mark in docstring for mark in (":", "@", "--"))
 
 
 def problem_text(error: Any) -> str:

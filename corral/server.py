@@ -19,6 +19,7 @@ from corral.listening import Address, listening
 from corral.named import NamedBuilder
 from corral.pool.config import WorkerPoolConfig, parse_bytes
 from corral.pool.entry import refuse_in_worker
+from corral.pool.options import add_backend_options, backend_settings
 from corral.shell import Parser
 from corral.source import EnvironmentsOrBuilder, EnvironmentSource
 from corral.types import check_count, check_seconds
@@ -193,6 +194,7 @@ def parser() -> argparse.ArgumentParser:
     add("--no-pool", action="store_true", help="no workers: process-class trials run here, one at a time")
     add("--memory-limit", metavar="SIZE", help="memory of one trial's processes, such as 2GiB")
     add("--reuse", choices=("trial", "worker"), default="trial", help="fresh process state per trial (default), or not")
+    add_backend_options(parse)
     add("--idle-timeout", type=float, default=1800.0, metavar="S", help="close trials that nobody uses (1800)")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="for running calls when it is stopped (30)")
     add("--tool-timeout", type=float, metavar="S", help="seconds that a tool call may take")
@@ -228,9 +230,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _pool_option(options: argparse.Namespace) -> WorkerPoolConfig | bool | None:
     if options.no_pool:
         return False
-    if options.pool_size is None and options.memory_limit is None and options.reuse == "trial":
+    backend = backend_settings(options)
+    if not backend and options.pool_size is None and options.memory_limit is None and options.reuse == "trial":
         return None
-    return WorkerPoolConfig(size=options.pool_size, memory_limit=options.memory_limit, reuse=options.reuse)
+    return WorkerPoolConfig(size=options.pool_size, memory_limit=options.memory_limit, reuse=options.reuse, **backend)
 
 
 if __name__ == "__main__":

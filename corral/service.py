@@ -16,29 +16,33 @@ Guarantees
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from corral.errors import (
     ConfigError,
     ConfigureTimeout,
     EnvStartError,
+    ErrorRecord,
     FailureKind,
     MemoryExceeded,
     NotFound,
+    SerializationError,
     ToolTimeout,
     TrialError,
     WorkerDied,
 )
 from corral.hosts import InProcessHost
+from corral.lean import dataclass
 from corral.open_trial import OpenEpisode, OpenTrial
 from corral.pool.supervisor import WorkerPool
-from corral.pool.wire import Closed
+from corral.pool.wire import Closed, Done
 from corral.source import EnvironmentSource
 from corral.tasks import task_output
 from corral.types import (
@@ -46,6 +50,7 @@ from corral.types import (
     TaskInfo,
     TaskTrialResult,
     ToolCall,
+    ToolResponse,
     TrialKey,
     TrialSpec,
     check_count,
@@ -65,6 +70,14 @@ class ServiceLimits:
     close_timeout: float = 10.0
     setup_timeout: float | None = None
     """Of building a trial's environment and of its ``setup_fn``."""
+
+
+def _within(seconds: float | None) -> AbstractContextManager[object]:
+    """``fail_after``; nothing at all where there is no limit."""
+    return _UNLIMITED if seconds is None else anyio.fail_after(seconds)
+
+
+_UNLIMITED: AbstractContextManager[object] = nullcontext()
 
 
 class TrialService:
@@ -169,7 +182,7 @@ class TrialService:
         try:
             async with trial.turn:
                 await trial.host.prepare(spec.task_id)  # a process has start_timeout to start
-                with anyio.fail_after(seconds):
+                with _within(seconds):
                     trial.workspace = (await trial.host.open(spec)).workspace
         except TimeoutError:
             await trial.host.kill()
@@ -180,12 +193,11 @@ class TrialService:
 
     async def _let_go(self, trial: OpenTrial) -> None:
         """Give back what the trial held. An episode's lease stays with the episode."""
-        with anyio.CancelScope(shield=True):
-            if trial.gated:
-                self._open_gate(trial)
-            pooled = not isinstance(trial.host, InProcessHost)
-            if pooled and trial.episode_id is None and self.pool is not None:
-                await self.pool.release(trial.host)  # type: ignore[arg-type]
+        if trial.gated:
+            self._open_gate(trial)
+        pooled = not isinstance(trial.host, InProcessHost)
+        if pooled and trial.episode_id is None and self.pool is not None:
+            await self.pool.release(trial.host)  # type: ignore[arg-type]
 
     def _open_gate(self, trial: OpenTrial) -> None:
         trial.gated = False
@@ -200,8 +212,7 @@ class TrialService:
             self._episodes[trial.episode_id].open_trials.discard(runtime_id)
         closed = Closed()
         try:
-            with anyio.CancelScope(shield=True):
-                closed = await self._close_within_limit(trial)
+            closed = await self._close_within_limit(trial)
         finally:
             await self._let_go(trial)
         return closed.completed(trial.end_of_process())
@@ -209,16 +220,19 @@ class TrialService:
     async def _close_within_limit(self, trial: OpenTrial) -> Closed:
         seconds = self._limits.close_timeout
         trial.end_calls()
+        with anyio.CancelScope(shield=True) as limit:
+            return await self._close(trial, limit, seconds)
+        await trial.host.kill()
+        warning = f"close did not end within {seconds:g} s; its process was killed"
+        return Closed((warning,), output=trial.host.last_output())
+
+    async def _close(self, trial: OpenTrial, limit: anyio.CancelScope, seconds: float) -> Closed:
         goes_on = True
         try:
             async with trial.turn:
                 goes_on = trial.host.end_of_process() is None
-                with anyio.fail_after(seconds):
-                    return await trial.host.close_trial(trial.runtime_id, last=trial.episode_id is None)
-        except TimeoutError:
-            await trial.host.kill()
-            warning = f"close did not end within {seconds:g} s; its process was killed"
-            return Closed((warning,), output=trial.host.last_output())
+                limit.deadline = anyio.current_time() + seconds
+                return await trial.host.close_trial(trial.runtime_id, last=trial.episode_id is None)
         except (TrialError, NotFound) as error:  # its process is gone
             trial.output = trial.host.last_output()
             is_news = goes_on and isinstance(error, WorkerDied | MemoryExceeded)
@@ -266,35 +280,48 @@ class TrialService:
         swallows it cannot end in a score.
         """
         trial = self.find(runtime_id)
-        async with trial.call():
-            if trial.fault is not None:
-                raise trial.fault
-            trial.phase = f"tool {arguments[0]}" if action is Action.EXECUTE else action.value
-            if (refusal := trial.refusal(action, arguments)) is not None:
-                return refusal
-            try:
-                value = await self._perform_within_limit(trial, action, arguments)
-            except TrialError as error:
-                error.phase = trial.phase
-                if action is not Action.SUBMIT or error.kind is not FailureKind.SUBMISSION:
-                    trial.fault = error
-                raise
-            self._remember(trial, value, arguments)
-            return value
+        await checkpoint_if_cancelled()
+        await trial.take_turn()
+        try:
+            return await self._perform(trial, action, arguments)
+        finally:
+            trial.turn.release()
 
-    def _remember(self, trial: OpenTrial, value: Any, arguments: tuple[Any, ...]) -> None:
-        trial.remember(value, arguments)
-        if isinstance(value, TaskTrialResult) and trial.episode_id in self._episodes:
-            self._episodes[trial.episode_id].outputs[trial.task_id] = task_output(value.state)
-
-    async def _perform_within_limit(self, trial: OpenTrial, action: Action, arguments: tuple[Any, ...]) -> Any:
-        seconds = self._limit_of(action)
+    async def _perform(self, trial: OpenTrial, action: Action, arguments: tuple[Any, ...]) -> Any:
+        if trial.fault is not None:
+            raise trial.fault
+        trial.phase = f"tool {arguments[0]}" if action is Action.EXECUTE else action.value
+        try:
+            given = trial.checked(action, arguments)
+        except SerializationError as error:
+            return ToolResponse(False, error=str(ErrorRecord.of(error)))
         what = f"{trial.phase} of {trial.task_id}#{trial.trial_index}"
+        try:
+            asked = trial.host.ask(trial.runtime_id, action, arguments, what)
+            value = asked.value if isinstance(asked, Done) else await self._answer_within_limit(trial, action, asked)
+        except TrialError as error:
+            error.phase = trial.phase
+            if action is not Action.SUBMIT or error.kind is not FailureKind.SUBMISSION:
+                trial.fault = error
+            raise
+        if action is Action.EXECUTE:
+            trial.called(arguments[0], given, value)
+        elif isinstance(value, TaskTrialResult):
+            self._ended(trial, value)
+        return value
+
+    def _ended(self, trial: OpenTrial, result: TaskTrialResult) -> None:
+        trial.result = result
+        if trial.episode_id in self._episodes:
+            self._episodes[trial.episode_id].outputs[trial.task_id] = task_output(result.state)
+
+    async def _answer_within_limit(self, trial: OpenTrial, action: Action, answer: Awaitable[Any]) -> Any:
+        seconds = self._limit_of(action)
         if seconds is None:
-            return await trial.host.perform(trial.runtime_id, action, arguments, what)
+            return await trial.wait(answer)
         try:
             with anyio.fail_after(seconds):
-                return await trial.host.perform(trial.runtime_id, action, arguments, what)
+                return await trial.wait(answer)
         except TimeoutError:
             await trial.host.kill()
             raise self._too_slow(action, trial, seconds) from None

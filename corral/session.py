@@ -206,13 +206,13 @@ class Session:
 
         async def run_trial(job: Job, configured: Any) -> TaskTrialResult:
             lost = self._lost_output(job, earlier)
-            result = _not_run(job, *lost) if lost else await driver.run(job, configured)
-            return await self._collector.record(result, replaces=job.key in self.results)
+            return _not_run(job, *lost) if lost else await driver.run(job, configured)
 
         scheduler = Scheduler(
             self._settings.limits,
             slots=self._grow_pool(pending.jobs),
             run_trial=run_trial,
+            record=self._record,
             skip_trial=self._skip,
             close_episode=self._close_episode,
             share_out=self._connection.pool.share_out if self._connection.pool else None,
@@ -260,11 +260,14 @@ class Session:
         pool.share_out(pool.size)
         return pool.size
 
+    async def _record(self, job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
+        return await self._collector.record(result, replaces=job.key in self.results, hurry=hurry)
+
     async def _skip(self, job: Job, lost: Unreachable) -> None:
         why = "did not succeed"
         if lost.failed != lost.broken_by:
             why = f"was not run either, since {lost.failed!r} did not succeed"
-        await self._collector.record(_not_run(job, lost.broken_by, why), replaces=job.key in self.results)
+        await self._record(job, _not_run(job, lost.broken_by, why), True)
 
     def _lost_output(self, job: Job, earlier: AbstractSet[TrialKey]) -> tuple[str, str] | None:
         """A parent whose output an earlier run left, if the router cannot be given it, and why it is lost."""

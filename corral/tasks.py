@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from corral.errors import ConfigError, TaskGraphError
+from corral.lean import dataclass
 from corral.tools import Tool, as_tool
 
 __all__ = [

@@ -14,11 +14,11 @@ import contextlib
 import contextvars
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, TypeVarTuple
 
-import anyio
 from anyio import RunFinishedError, from_thread
 from anyio.lowlevel import current_token
 
@@ -36,7 +36,7 @@ _idle: list[SimpleQueue[_Job]] = []
 
 async def call_blocking(function: Callable[[*Ts], T], *args: *Ts) -> T:
     """Run ``function(*args)`` in a daemon thread and wait for what it gives or raises."""
-    soon, done = _soon(), anyio.Event()
+    wake, woken = _waker()
     outcome: list[tuple[bool, Any]] = []
     context = contextvars.copy_context()
     context.run(_leave_loop)
@@ -47,10 +47,10 @@ async def call_blocking(function: Callable[[*Ts], T], *args: *Ts) -> T:
         except BaseException as error:
             outcome.append((False, error))
         with contextlib.suppress(Exception):  # the loop has ended: nobody is waiting any more
-            soon(done.set)
+            wake()
 
     _start(job)
-    await done.wait()
+    await woken
     return _delivered(outcome)  # type: ignore[no-any-return]
 
 
@@ -74,12 +74,28 @@ def _note_library(name: str | None) -> None:
         sniffio.current_async_library_cvar.set(name)
 
 
-def _soon() -> Callable[[Callable[[], object]], object]:
+def loop_caller() -> Callable[[Callable[[], object]], object]:
     """How any thread has the running event loop call something."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
         return trio.lowlevel.current_trio_token().run_sync_soon  # type: ignore[no-any-return]
     return asyncio.get_running_loop().call_soon_threadsafe
+
+
+def _waker() -> tuple[Callable[[], object], Awaitable[object]]:
+    """How any thread wakes the task that then waits, and what that waits for."""
+    soon = loop_caller()
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        done = trio.Event()
+        return partial(soon, done.set), done.wait()
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    return partial(soon, partial(_settle, future)), future
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():  # else who waited was cancelled
+        future.set_result(None)
 
 
 def _start(job: _Job) -> None:

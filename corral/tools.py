@@ -1,8 +1,8 @@
 """Tools: functions that an agent may call, described by their signature and docstring.
 
-A Tool holds the function and what its author said about it, nothing else that is costly or cannot be pickled: the
-pydantic model and the JSON schemas are made when first needed and left behind by pickle. pydantic and
-docstring_parser are imported at that moment too, which keeps ``import corral`` light.
+A Tool holds the function and what its author said about it, nothing else that is costly or cannot be pickled: what
+checks its arguments and the JSON schemas are made when first needed and left behind by pickle. docstring_parser, and
+pydantic where it is needed, are imported at that moment too, which keeps ``import corral`` light.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Annotated, Any, overload
+from typing import Any, overload
 
+from corral.arguments import REQUIRED, Argument, Arguments, arguments_of
 from corral.errors import ConfigError, CorralError
 from corral.jobs import Jobs, NoSuchJob, job_cancelled
 from corral.recipe import rebound
-from corral.schema import annotations_of, evaluate, first_paragraph, json_schema, problem_text, strip_text
+from corral.schema import annotations_of, evaluate, first_paragraph, may_have_sections, problem_text, strip_text
 from corral.types import Verbosity, check_verbosity
 
 __all__ = [
@@ -180,8 +181,8 @@ class Tool:
         text = inspect.getdoc(self.function) or ""
         parsed = self._parsed()
         if verbosity == "brief":
-            return first_paragraph(parsed.description or "")
-        hidden = [m for m in parsed.meta if getattr(m, "arg_name", None) in self.hidden]
+            return first_paragraph(text if parsed is None else parsed.description or "")
+        hidden = [m for m in parsed.meta if getattr(m, "arg_name", None) in self.hidden] if parsed is not None else ()
         if not hidden:
             return text
         import docstring_parser
@@ -191,18 +192,15 @@ class Tool:
         return docstring_parser.compose(shown)
 
     def _parsed(self) -> Any:
+        """The docstring in its parts; None if it has no sections."""
         if "docstring" not in self._cache:
-            import docstring_parser
-
-            try:
-                self._cache["docstring"] = docstring_parser.parse(inspect.getdoc(self.function) or "")
-            except docstring_parser.ParseError:
-                self._cache["docstring"] = docstring_parser.Docstring()
+            text = inspect.getdoc(self.function) or ""
+            self._cache["docstring"] = _in_parts(text) if may_have_sections(text) else None
         return self._cache["docstring"]
 
     def _json_schema(self) -> dict[str, Any]:
         if "json schema" not in self._cache:
-            self._cache["json schema"] = json_schema(self._model())
+            self._cache["json schema"] = self._arguments().json_schema()
         made: dict[str, Any] = copy.deepcopy(self._cache["json schema"])
         return made
 
@@ -215,7 +213,8 @@ class Tool:
         if verbosity == "minimal":
             strip_text(parameters)
         else:
-            texts = {p.arg_name: p.description for p in self._parsed().params}
+            parsed = self._parsed()
+            texts = {p.arg_name: p.description for p in parsed.params} if parsed is not None else {}
             for name, schema in parameters["properties"].items():
                 if texts.get(name):
                     schema.setdefault("description", texts[name])
@@ -227,7 +226,7 @@ class Tool:
     def validate(self, arguments: Any) -> dict[str, Any]:
         """Return the visible arguments as the function takes them, defaults filled in; raise InvalidArguments."""
         arguments = {} if arguments is None else arguments
-        if not isinstance(arguments, Mapping):
+        if type(arguments) is not dict and not isinstance(arguments, Mapping):
             raise InvalidArguments(
                 self.name, [f"its arguments must be an object with named values, not {type(arguments).__name__}"]
             )
@@ -237,12 +236,11 @@ class Tool:
             takes = f"it takes {', '.join(names)}" if names else "it takes none"
             raise InvalidArguments(self.name, [f"unknown argument {', '.join(map(repr, unknown))}; {takes}"])
         try:
-            model = self._model().model_validate(dict(arguments))
-        except ValueError as error:  # pydantic's ValidationError is one, and is imported with the model only
+            return self._arguments().validate(dict(arguments))
+        except ValueError as error:  # pydantic's ValidationError is one, and is imported where it is needed only
             if not hasattr(error, "errors"):
                 raise
             raise InvalidArguments(self.name, [problem_text(e) for e in error.errors(include_url=False)]) from None
-        return {name: getattr(model, field) for name, field in names.items()}
 
     def run(self, arguments: Mapping[str, Any], supply: Callable[[str], Any] | None = None) -> Any:
         """Call with validated ``arguments``; ``supply(name)`` gives a hidden one or raises KeyError."""
@@ -280,39 +278,23 @@ class Tool:
             self._cache["positional"] = tuple(names)
         return self._cache["positional"]  # type: ignore[no-any-return]
 
-    def _visible_names(self) -> dict[str, str]:
-        """The visible arguments, each with the name of its field in the model."""
+    def _visible_names(self) -> tuple[str, ...]:
         if "names" not in self._cache:
-            self._cache["names"] = {p.name: f"arg_{i}" for i, p in enumerate(self._visible())}
+            self._cache["names"] = tuple(p.name for p in self._visible())
         return self._cache["names"]  # type: ignore[no-any-return]
 
     def _visible(self) -> list[inspect.Parameter]:
         return [p for p in self._parameters() if p.name not in self.hidden]
 
-    def _model(self) -> Any:
-        """The pydantic model of the visible arguments; ``arg_N`` with an alias, so that any name is possible."""
-        if "model" not in self._cache:
-            self._cache["model"] = self._make_model()
-        return self._cache["model"]
-
-    def _make_model(self) -> Any:
-        from pydantic import ConfigDict, Field, create_model
-        from pydantic.fields import FieldInfo
-
-        fields: dict[str, Any] = {}
-        for i, parameter in enumerate(self._visible()):
-            annotation = self._annotation(parameter.name)
-            if isinstance(parameter.default, FieldInfo):
-                annotation, default = Annotated[annotation, parameter.default], _UNSET
-            else:
-                default = parameter.default
-            more = {} if default is _UNSET else {"default": default}
-            fields[f"arg_{i}"] = (annotation, Field(alias=parameter.name, **more))
-        config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-        try:
-            return create_model(self.name, __config__=config, **fields)
-        except Exception as error:
-            raise ConfigError(f"tool {self.name!r}: its arguments cannot be described: {error}") from error
+    def _arguments(self) -> Arguments:
+        """The visible arguments."""
+        if "arguments" not in self._cache:
+            visible = (
+                Argument(p.name, self._annotation(p.name), REQUIRED if p.default is _UNSET else p.default)
+                for p in self._visible()
+            )
+            self._cache["arguments"] = arguments_of(self.name, visible)
+        return self._cache["arguments"]  # type: ignore[no-any-return]
 
     def _annotation(self, name: str) -> Any:
         annotation = self._annotations.get(name, Any)
@@ -355,6 +337,15 @@ def tool(
 def as_tool(value: Any) -> Tool:
     """``value`` if it is a Tool, else the tool of a plain function."""
     return value if isinstance(value, Tool) else Tool(value)
+
+
+def _in_parts(docstring: str) -> Any:
+    import docstring_parser
+
+    try:
+        return docstring_parser.parse(docstring)
+    except docstring_parser.ParseError:
+        return docstring_parser.Docstring()
 
 
 def _bind(unbound: Tool, owner: Any) -> Tool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from corral.errors import ConfigError, FailureKind
+from corral.lean import dataclass
 
 __all__ = [
     "Action", "ConcurrencyConfig", "ConcurrencyMode", "FailureKind", "Attempt", "TaskInfo", "TaskTrialResult",
@@ -71,11 +72,14 @@ class TrialKey(NamedTuple):
         return f"{self.task_id}#{self.trial_index}"
 
 
+@lru_cache(maxsize=256)  # a trial asks for it more than once
 def derive_seed(seed: int, task_id: str, trial_index: int) -> int:
     """The seed of one trial (63 bits), from the session's seed and the trial's key alone.
 
     So random state depends neither on the schedule nor on which other trials run.
     """
+    import hashlib  # it loads OpenSSL: nothing for a worker, which draws no seeds
+
     text = f"{seed}\x00{task_id}\x00{trial_index}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 

@@ -6,9 +6,14 @@ import faulthandler
 import os
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
+
+from corral.pool import supervisor
+from corral.pool.config import WorkerPoolConfig
+from corral.pool.wire import Load
 
 MARK = "CORRAL_TEST_RUN"
 """Processes inherit this variable: so a child of a killed child, which nobody is the parent of, is found too."""
@@ -27,6 +32,50 @@ def pytest_configure(config: pytest.Config) -> None:
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     """The event loop of an async test (``@pytest.mark.anyio``): each such test runs on both."""
     return str(request.param)
+
+
+ON_NODES = {
+    "test_chain_faults", "test_chains", "test_deaths", "test_output", "test_pool", "test_runner_faults", "test_states",
+    "test_wear",
+}  # fmt: skip
+"""Modules whose tests run a second time with the pool's workers on Dask's nodes, unless they are marked ``local``."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] in ON_NODES and not metafunc.definition.get_closest_marker("local"):
+        kinds = ["local", pytest.param("dask", marks=[pytest.mark.slow, pytest.mark.timeout(120)])]
+        metafunc.parametrize("backend", kinds, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def dask_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Dask cluster of two nodes, ``a`` and ``b``, for all tests of this process."""
+    pytest.importorskip("distributed")
+    from tests.support.dask_cluster import cluster
+
+    with cluster(tmp_path_factory.mktemp("dask")) as running:
+        running.add("a")
+        running.add("b")
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the pool's workers run that a test starts: on this machine, or on the nodes of a cluster."""
+    kind = str(getattr(request, "param", "local"))
+    if kind == "dask":
+        nodes = request.getfixturevalue("dask_nodes")
+
+        def backend_of(config: WorkerPoolConfig, load: Load) -> Any:
+            from corral.pool.dask.backend import DaskBackend
+            from corral.pool.dask.config import DaskConfig
+
+            dask = DaskConfig(nodes.address, nodes.certificates, environment=dict(os.environ))
+            return DaskBackend(settings_of(config, load), dask)
+
+        settings_of = supervisor.agent_settings
+        monkeypatch.setattr(supervisor, "backend_of", backend_of)
+    return kind
 
 
 def _is_ours(process: psutil.Process) -> bool:
@@ -64,8 +113,10 @@ def _describe(process: psutil.Process) -> str:
 
 
 @pytest.fixture(autouse=True)
-def no_process_left() -> Iterator[None]:
-    """Fail a test that leaves a process running, and end that process."""
+def no_process_left(request: pytest.FixtureRequest, backend: str) -> Iterator[None]:
+    """Fail a test that leaves a process running, and end that process. A cluster for many tests is there before."""
+    if "dask_nodes" in request.fixturenames:
+        request.getfixturevalue("dask_nodes")
     before = set(psutil.pids())
     yield
     left = left_behind(before)

@@ -189,6 +189,25 @@ def test_server_compares_each_way_to_a_bare_echo(tmp_path: Path) -> None:
     assert own["to bare ASGI, httpx"] == pytest.approx(own["median"] / floor["median"])
 
 
+@patient
+@pytest.mark.slow
+def test_distributed_compares_nodes_to_the_local_pool(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    given = run(tmp_path, "distributed", "--rounds", "1", "--calls", "3", "--slots", "4", "--nodes", "2",
+                "--seconds", "0.5")  # fmt: skip
+    found = rows(given, "A tool call, 100B there and back")
+    assert set(found) == {"Corral, the local pool", "Corral, nodes of Dask", "Corral, nodes of Dask, two slots",
+                          "Dask, a task", "Dask, an actor"}  # fmt: skip
+    both = found["Corral, nodes of Dask, two slots"]
+    (crowd,) = rows(given, "4 slots on 2 nodes call at once").values()
+    assert all(crowd[f"CPU, {kind}"] > 0 for kind in ("supervisor", "Dask worker", "agent"))
+    held = rows(given, "What the processes of a node hold")
+    assert set(held) == {"Dask worker (the largest of 2)", "agent (the largest of 2)"}
+    measured = [target["measured"] for target in given["targets"]]
+    assert measured == [both["median"], both["p99"], pytest.approx(1 / crowd["calls a second"]),
+                        sum(row["PSS"] for row in held.values())]  # fmt: skip
+
+
 def test_every_command_has_help_of_its_own(tmp_path: Path) -> None:
     for command in COMMANDS:
         done = python("-m", "benchmarks", command, "--help", folder=tmp_path, variables={"PYTHONPATH": PATH})

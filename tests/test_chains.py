@@ -23,6 +23,7 @@ from corral.types import ConcurrencyConfig, TaskInfo, TaskTrialResult, TrialKey
 from tests.support.benches import Mode, bench, by_task
 from tests.support.graphs import CHAIN, DIAMOND, FAN, TWO_CHAINS, Graph, builder, executions, invite, solve
 from tests.support.meeting import Meeting
+from tests.support.results import told
 
 MODES: tuple[Mode, ...] = ("thread", "process", "serial")
 
@@ -106,7 +107,7 @@ class World:
     async def play(self, jobs: list[Job]) -> None:
         """End one trial after another, in a random order. Whenever nothing moves, nothing more may be able to start."""
         scheduler = Scheduler(
-            self.limits, slots=self.slots, run_trial=self.run_trial, skip_trial=self.skip,
+            self.limits, slots=self.slots, run_trial=self.run_trial, record=told, skip_trial=self.skip,
             close_episode=self.close_episode,
         )  # fmt: skip
         async with anyio.create_task_group() as tasks:
@@ -194,7 +195,7 @@ async def test_two_that_end_at_once_end_their_episode_once() -> None:
     (episode,) = make_plan(tasks, None, 1).episodes()
     jobs = [Job(TrialKey(task, 0), tasks[task], episode, order) for order, task in enumerate(episode.tasks)]
     scheduler = Scheduler(
-        ConcurrencyConfig(4), slots=None, run_trial=run_trial, skip_trial=skip, close_episode=close_episode
+        ConcurrencyConfig(4), slots=None, run_trial=run_trial, record=told, skip_trial=skip, close_episode=close_episode
     )
     with anyio.fail_after(10):
         await scheduler.run(jobs, {})
@@ -226,7 +227,7 @@ async def test_the_scheduler_is_linear(shape: str, mode: Mode, monkeypatch: pyte
         (episode,) = make_plan(tasks, None, 1).episodes()
         jobs = [Job(TrialKey(task, 0), tasks[task], episode, order) for order, task in enumerate(tasks)]
         scheduler = Scheduler(
-            ConcurrencyConfig(4), slots=2, run_trial=at_once, skip_trial=nothing, close_episode=nothing
+            ConcurrencyConfig(4), slots=2, run_trial=at_once, record=told, skip_trial=nothing, close_episode=nothing
         )
         await scheduler.run(jobs, {})
         looks[size] = planners[-1].evaluations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -16,7 +18,7 @@ from anyio.lowlevel import checkpoint
 from corral.collector import Collector
 from corral.errors import JournalError, ProtocolError
 from corral.journal import Header, Journal
-from corral.records import Record
+from corral.records import Line, Record
 from corral.types import TaskTrialResult, TrialKey
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +34,8 @@ class SlowDisk:
         self.gate = threading.Semaphore(0 if held else 1_000_000)
         self.error: Exception | None = None
 
-    def append(self, records: list[Record]) -> None:
+    def append(self, lines: list[Line]) -> None:
+        records = [json.loads(line.data) for line in lines]
         self.started.release()
         assert self.gate.acquire(timeout=20)
         if self.error is not None:
@@ -178,7 +181,7 @@ async def test_leaving_waits_for_what_was_handed_over_even_when_cancelled() -> N
             await queue_up(outer, collector, range(1, 4))
             outer.cancel_scope.cancel()
             disk.gate.release(2)
-        assert disk.batches == [[0], [1, 2, 3]]
+        assert [sorted(batch) for batch in disk.batches] == [[0], [1, 2, 3]]
     with pytest.raises(ProtocolError, match="t#9 came after the collector was closed"):
         await collector.record(trial(9))
     await collector.aclose()
@@ -309,3 +312,48 @@ async def test_writes_do_not_wait_for_the_threads_of_others() -> None:
             await collector.record(trial(0))
         finally:
             release.set()
+
+
+async def test_what_nobody_waits_for_waits_for_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.collector.GATHER", 3600.0)
+    disk = SlowDisk()
+    with anyio.fail_after(20):
+        async with Collector(disk) as collector:
+            async with create_task_group() as tg:
+                for index in range(3):
+                    tg.start_soon(partial(collector.record, trial(index), hurry=False))
+                for _ in range(20):
+                    await checkpoint()
+                assert disk.batches == []
+                await collector.record(trial(3))  # it is in a hurry, and takes the others along
+            async with create_task_group() as tg:
+                tg.start_soon(partial(collector.record, trial(4), hurry=False))
+                for _ in range(20):
+                    await checkpoint()
+                await collector.aclose()
+    assert [sorted(batch) for batch in disk.batches] == [[0, 1, 2, 3], [4]]
+
+
+async def test_without_company_a_record_is_written_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.collector.GATHER", 0.001)
+    disk = SlowDisk()
+    with anyio.fail_after(20):
+        async with Collector(disk) as collector:
+            for index in range(3):
+                await collector.record(trial(index), hurry=False)
+    assert disk.batches == [[0], [1], [2]]
+
+
+async def test_who_waits_for_company_behind_a_write_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.collector.GATHER", 0.001)
+    disk = SlowDisk(held=True)
+    with anyio.fail_after(20):
+        async with Collector(disk) as collector, create_task_group() as tg:
+            await queue_up(tg, collector, range(1))
+            await disk.write_started()
+            for index in range(1, 4):
+                tg.start_soon(partial(collector.record, trial(index), hurry=False))
+            for _ in range(20):
+                await checkpoint()
+            disk.gate.release(2)
+    assert [sorted(batch) for batch in disk.batches] == [[0], [1, 2, 3]]

@@ -26,7 +26,7 @@ from corral.journal import (
     new_session_id,
     to_record,
 )
-from corral.records import decode
+from corral.records import Line, decode, line_of
 from corral.types import TaskTrialResult, TrialKey
 
 NOON = datetime(2026, 11, 29, 12, 0, 0, tzinfo=timezone(timedelta(hours=-5)))
@@ -37,6 +37,10 @@ HEADER = Header.new("s", PLAN, FINGERPRINT, NOON)
 
 def record(task: str = "a", index: int = 0, score: float = 1.0, **more: Any) -> Record:
     return to_record(TaskTrialResult(task, index, score=score, state={"answer": "ü"})) | more
+
+
+def as_lines(records: list[Record]) -> list[Line]:
+    return [line_of(record) for record in records]
 
 
 def lines(folder: Path) -> list[Any]:
@@ -79,7 +83,7 @@ def journal(folder: Path) -> Iterator[Journal]:
 def written(folder: Path) -> Path:
     """The file of a session with three records, closed."""
     journal = Journal.create(folder, HEADER)
-    journal.append([record("a", 0), record("a", 1), record("b", 0)])
+    journal.append(as_lines([record("a", 0), record("a", 1), record("b", 0)]))
     journal.close()
     return folder / "journal.jsonl"
 
@@ -88,8 +92,8 @@ def written(folder: Path) -> Path:
 
 
 def test_a_session_is_a_header_and_its_records(journal: Journal, folder: Path) -> None:
-    journal.append([record("a", 0)])
-    journal.append([record("b", 0), record("a", 1)])
+    journal.append(as_lines([record("a", 0)]))
+    journal.append(as_lines([record("b", 0), record("a", 1)]))
     journal.append([])
     first, *rest = lines(folder)
     assert first == {
@@ -111,9 +115,9 @@ def test_a_naive_time_gets_the_local_offset() -> None:
 
 
 def test_a_replacing_record_counts_instead_of_the_first(journal: Journal, folder: Path) -> None:
-    journal.append([record("a", 0, 0.0), record("b", 0)])
-    journal.append([record("a", 0, 1.0, replaces=True)])
-    journal.append([record("a", 0, 0.5, replaces=True)])
+    journal.append(as_lines([record("a", 0, 0.0), record("b", 0)]))
+    journal.append(as_lines([record("a", 0, 1.0, replaces=True)]))
+    journal.append(as_lines([record("a", 0, 0.5, replaces=True)]))
     journal.close()
     assert reread(folder) == [record("b", 0), record("a", 0, 0.5)]
 
@@ -121,7 +125,7 @@ def test_a_replacing_record_counts_instead_of_the_first(journal: Journal, folder
 def test_appending_goes_on_where_another_run_stopped(written: Path) -> None:
     before = written.read_bytes()
     journal, _, _ = Journal.open_existing(written.parent)
-    journal.append([record("b", 1)])
+    journal.append(as_lines([record("b", 1)]))
     journal.close()
     assert written.read_bytes().startswith(before)
     assert len(reread(written.parent)) == 4
@@ -142,7 +146,7 @@ def test_cost_per_append_does_not_depend_on_the_session(journal: Journal, monkey
     monkeypatch.setattr(os, "write", counted_write)
     monkeypatch.setattr(os, "fsync", counted_fsync)
     for index in range(0, 500, 5):
-        journal.append([record("a", 1000 + index + n) for n in range(5)])
+        journal.append(as_lines([record("a", 1000 + index + n) for n in range(5)]))
     assert calls == [calls[0], ("fsync", 0)] * 100
 
 
@@ -184,7 +188,7 @@ def test_a_tail_torn_anywhere_costs_that_record_only(written: Path) -> None:
         assert len(reread(written.parent)) == kept, cut
         assert written.read_bytes() == (whole if kept == 3 else whole[:start])
     journal, _, _ = Journal.open_existing(written.parent)
-    journal.append([record("b", 5)])
+    journal.append(as_lines([record("b", 5)]))
     journal.close()
     assert [line.get("trial_index") for line in lines(written.parent)] == [None, 0, 1, 0, 5]
 
@@ -195,7 +199,7 @@ def test_a_header_without_newline_is_completed(folder: Path) -> None:
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     assert Journal.exists(folder)
     journal, header, records = Journal.open_existing(folder)
-    journal.append([record()])
+    journal.append(as_lines([record()]))
     journal.close()
     assert (header, records) == (HEADER, [])
     assert reread(folder) == [record()]
@@ -247,7 +251,7 @@ def test_damage_elsewhere_is_named_and_left_alone(written: Path, number: int, li
 
 
 def test_a_failed_write_is_cut_off_and_final(journal: Journal, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal.append([record("a", 0)])
+    journal.append(as_lines([record("a", 0)]))
     write = os.write
 
     def full(fd: int, data: bytes) -> int:
@@ -258,13 +262,13 @@ def test_a_failed_write_is_cut_off_and_final(journal: Journal, folder: Path, mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(JournalError, match=r"cannot write .*journal\.jsonl: No space left on device"):
-            journal.append([record("a", 1)])
+            journal.append(as_lines([record("a", 1)]))
     with pytest.raises(JournalError, match="cannot write"):  # although there is space again
-        journal.append([record("a", 1)])
+        journal.append(as_lines([record("a", 1)]))
     journal.close()
     assert [line.get("trial_index") for line in lines(folder)] == [None, 0]
     again, _, _ = Journal.open_existing(folder)
-    again.append([record("a", 1)])
+    again.append(as_lines([record("a", 1)]))
     again.close()
     assert len(reread(folder)) == 2
 
@@ -276,7 +280,7 @@ def test_a_failed_fsync_is_a_failed_write(journal: Journal, folder: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", broken)
         with pytest.raises(JournalError, match=r"cannot write .*Input/output error"):
-            journal.append([record("a", 0)])
+            journal.append(as_lines([record("a", 0)]))
     assert len(lines(folder)) == 1
 
 
@@ -285,7 +289,7 @@ def test_a_full_disk_stops_within_one_record_and_the_session_goes_on_later(folde
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 for index in range(50):
-    journal.append([to_record(TaskTrialResult("t", index, messages=["x" * 100_000]))])
+    journal.append([line_of(to_record(TaskTrialResult("t", index, messages=["x" * 100_000])))])
 """
     done = elsewhere(CREATE + script, folder)
     assert done.returncode != 0
@@ -299,7 +303,7 @@ for index in range(50):
 def test_a_closed_journal_takes_nothing(journal: Journal, folder: Path) -> None:
     journal.close()
     with pytest.raises(JournalError, match="it is closed"):
-        journal.append([record()])
+        journal.append(as_lines([record()]))
     assert len(lines(folder)) == 1
 
 
@@ -341,7 +345,7 @@ def test_a_killed_run_holds_no_lock(folder: Path) -> None:
 def test_what_a_killed_run_called_durable_is_there(folder: Path, reports: int) -> None:
     code = """
 for index in range(10**6):
-    journal.append([to_record(TaskTrialResult("t", index, messages=["x" * 50_000]))])
+    journal.append([line_of(to_record(TaskTrialResult("t", index, messages=["x" * 50_000])))])
     print(index, flush=True)
 """
     with subprocess.Popen(interpreter(CREATE + code, folder), stdout=subprocess.PIPE, text=True) as run:
@@ -351,7 +355,7 @@ for index in range(10**6):
         run.kill()
         durable = reports + len([line for line in run.stdout if line.endswith("\n")])
     journal, _, records = Journal.open_existing(folder)
-    journal.append([record("more", 0)])
+    journal.append(as_lines([record("more", 0)]))
     journal.close()
     # One more may have been written than was reported.
     assert len(records) in (durable, durable + 1)
@@ -431,7 +435,7 @@ def test_new_session_ids_are_readable() -> None:
 
 def test_each_line_of_a_large_session_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal.create(folder, HEADER)
-    journal.append([record("a", index) for index in range(10_000)])
+    journal.append(as_lines([record("a", index) for index in range(10_000)]))
     journal.close()
     decoded: list[bytes] = []
 
@@ -446,6 +450,6 @@ def test_each_line_of_a_large_session_is_read_once(folder: Path, monkeypatch: py
 
 def test_failure_kinds_are_kept(journal: Journal, folder: Path) -> None:
     results = [TaskTrialResult.not_graded(TrialKey("a", n), kind, "x") for n, kind in enumerate(FailureKind)]
-    journal.append([to_record(result) for result in results])
+    journal.append(as_lines([to_record(result) for result in results]))
     journal.close()
     assert [from_record(r) for r in reread(folder)] == results

@@ -19,12 +19,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "corral"
 
 LAYERS: list[set[str]] = [
-    {"errors", "shell"},
+    {"errors", "lean", "shell"},
     {"types"},
     {
-        "blame", "bodies", "calls", "counters", "data", "guard", "guests", "guide", "jobs", "listening", "loop", "once",
-        "plain", "process_state", "protocol", "recipe", "records", "schema", "scratch", "tasks", "threads", "tools",
-        "turns", "unwrap",
+        "arguments", "blame", "bodies", "calls", "counters", "data", "guard", "guests", "guide", "jobs", "listening",
+        "loop", "once", "plain", "process_state", "protocol", "recipe", "records", "schema", "scratch", "shapes",
+        "tasks", "threads", "tools", "turns", "unwrap",
     },
     {"environment"},
     {"catalogue", "runtime", "source"},
@@ -52,8 +52,9 @@ IMPURE = {
 WORKER_SIDE = {"pool.guards", "pool.host", "pool.leaving", "pool.link", "pool.nursery_main", "pool.printed",
                "pool.rehearsal", "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
 WORKER_MAY = {
-    "catalogue", "data", "environment", "errors", "guide", "jobs", "pool.glance", "pool.logs", "pool.main_script",
-    "pool.wire", "process_state", "recipe", "runtime", "schema", "source", "tasks", "threads", "tools", "types",
+    "arguments", "catalogue", "data", "environment", "errors", "guide", "jobs", "lean", "pool.glance", "pool.logs",
+    "pool.main_script", "pool.wire", "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",
+    "threads", "tools", "types",
 }  # fmt: skip
 """What the worker side may import beside itself: so a worker stays small and knows nothing of the run."""
 

@@ -18,6 +18,7 @@ from corral.pool.slots import Slot, Slots
 from corral.scheduler import Job, Scheduler
 from corral.types import ConcurrencyConfig, TaskInfo, TaskTrialResult, TrialKey
 from tests.support.benches import benches
+from tests.support.results import told
 
 
 class Play:
@@ -92,7 +93,7 @@ def jobs(*chains: str, modes: str = "", models: str = "") -> list[Job]:
 
 async def run(play: Play, todo: list[Job], limits: ConcurrencyConfig) -> None:
     scheduler = Scheduler(
-        limits, slots=len(play.slots.all), run_trial=play.run_trial, skip_trial=play.skip,
+        limits, slots=len(play.slots.all), run_trial=play.run_trial, record=told, skip_trial=play.skip,
         close_episode=play.close_episode, share_out=play.share_out,
     )  # fmt: skip
     with anyio.fail_after(10):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from corral.errors import FailureKind, JournalError, ProtocolError
 from corral.plain import MAX_DEPTH, plain
-from corral.records import as_recorded, decode, encode, from_record, to_record
+from corral.records import as_recorded, decode, encode, from_record, recorded, to_record
 from corral.types import Attempt, TaskTrialResult, Timings, TrialKey, WorkerRef
 
 FULL = TaskTrialResult(
@@ -59,6 +60,27 @@ def test_a_result_survives_the_round_trip(result: TaskTrialResult) -> None:
     assert again == result
     assert type(again.failure) is type(result.failure)
     assert as_recorded(result) == result
+
+
+def test_a_line_holds_what_its_readers_get() -> None:
+    line, again = recorded(FULL)
+    assert line.key == FULL.key == again.key
+    assert again == FULL
+    assert strictly(line.data) == {"type": "trial"} | strictly(encode(to_record(FULL)))
+    replacing, _ = recorded(FULL, replaces=True)
+    assert strictly(replacing.data) == strictly(line.data) | {"replaces": True}
+
+
+def test_names_that_would_become_one_are_kept_apart() -> None:
+    line, again = recorded(TaskTrialResult("t", 0, messages=[{1: "number", "1": "text"}]))
+    assert again.messages == [{"1": "number", "1 (str)": "text"}]
+    assert line.data.count(b'"1":') == 1
+
+
+def test_records_share_what_is_alike_in_them() -> None:
+    first, second = (recorded(replace(FULL, trial_index=index, state={"answer": index}))[1] for index in (1, 2))
+    assert first.worker is second.worker is second.attempts[-1].worker
+    assert next(iter(first.state)) is next(iter(second.state))
 
 
 def test_names_of_a_later_version_are_passed_over() -> None:

@@ -12,6 +12,7 @@ from corral.episode import Episode, Links, Unreachable
 from corral.planner import CONFIGURE, GATE, GLOBAL, SLOT, Planner, model_resource, task_resource
 from corral.scheduler import Job, Scheduler
 from corral.types import ConcurrencyConfig, TaskInfo, TaskTrialResult, TrialKey
+from tests.support.results import told
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +77,12 @@ async def play(
     recorded: Mapping[TrialKey, bool] | None = None,
 ) -> Scheduler:
     scheduler = Scheduler(
-        limits, slots=slots, run_trial=stage.run_trial, skip_trial=stage.skip, close_episode=stage.close_episode
+        limits,
+        slots=slots,
+        run_trial=stage.run_trial,
+        record=told,
+        skip_trial=stage.skip,
+        close_episode=stage.close_episode,
     )
     with anyio.fail_after(10):
         await scheduler.run(todo, recorded or {})
@@ -202,3 +208,55 @@ async def test_when_all_is_over_nothing_is_held(monkeypatch: pytest.MonkeyPatch)
     names = (GLOBAL, SLOT, GATE, CONFIGURE, model_resource("m"), *map(task_resource, tasks))
     assert [used.in_use(name) for name in names] == [0] * len(names)
     assert (used.running, used.waiting, scheduler.waiting) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+async def test_the_next_trial_runs_while_a_record_is_on_its_way(at_once: int) -> None:
+    stage = Stage()
+    written = anyio.Event()
+    handed_over: list[str] = []
+    hurries: list[bool] = []
+
+    async def record(job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
+        handed_over.append(str(job.key))
+        hurries.append(hurry)
+        await written.wait()
+        return result
+
+    scheduler = Scheduler(
+        ConcurrencyConfig(at_once), slots=1, run_trial=stage.run_trial, record=record, skip_trial=stage.skip,
+        close_episode=stage.close_episode,
+    )  # fmt: skip
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(scheduler.run, jobs(infos("ppp")), {})
+            while len(handed_over) < (3 if at_once > 1 else 1):
+                await anyio.lowlevel.checkpoint()
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+            # One trial at a time goes step by step: the next one may use the same agent.
+            assert len(stage.log) == (3 if at_once > 1 else 1)
+            written.set()
+    assert handed_over == stage.log == ["0#0", "1#0", "2#0"]
+    assert hurries == [at_once == 1, True, True]
+    assert stage.most == 1
+
+
+async def test_a_dependent_waits_for_its_parents_record() -> None:
+    stage = Stage()
+    recorded: list[str] = []
+
+    async def record(job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+            assert "b#0" not in stage.log or recorded
+        recorded.append(str(job.key))
+        return result
+
+    scheduler = Scheduler(
+        ConcurrencyConfig(4), slots=2, run_trial=stage.run_trial, record=record, skip_trial=stage.skip,
+        close_episode=stage.close_episode,
+    )  # fmt: skip
+    with anyio.fail_after(10):
+        await scheduler.run(jobs(infos(a="", b="a"), "ab"), {})
+    assert recorded == stage.log == ["a#0", "b#0"]

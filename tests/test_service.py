@@ -144,6 +144,21 @@ async def test_closing_ends_the_call_under_way_and_those_that_wait(size: int, tm
             assert await python(made, again.runtime_id, "result = 1") == 1
 
 
+@pytest.mark.parametrize("size", [0, 1])
+async def test_a_call_by_who_is_cancelled_already_harms_nothing(size: int, tmp_path: Path) -> None:
+    """It is not made at all, however fast its answer would have been."""
+    count = "env.count = getattr(env, 'count', 0) + 1; result = env.count"
+    async with service(benches(a="process"), tmp_path, size=size) as made:
+        trial = await made.create_trial("a")
+        for number in range(1, 5):
+            assert await python(made, trial.runtime_id, count) == number
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await python(made, trial.runtime_id, count)
+        assert scope.cancelled_caught
+        assert await python(made, trial.runtime_id, count) == 5
+
+
 async def test_tasks_of_an_episode_share_one_slot_even_when_opened_at_once(tmp_path: Path) -> None:
     async with service(build_diamond("process"), tmp_path, size=2) as made:
         trials = []

@@ -6,14 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from corral.pool.config import WorkerPoolConfig
+    from corral.pool.dask.config import Certificates, DaskConfig
+    from corral.pool.dask.launch import BatchNodes, LocalNodes, SSHNodes
     from corral.pool.lease import Lease
-    from corral.pool.supervisor import PoolStatistics, WorkerPool, WorkerStatistics
+    from corral.pool.supervisor import NodeStatistics, PoolStatistics, WorkerPool, WorkerStatistics
 
-__all__ = ["Lease", "PoolStatistics", "WorkerPool", "WorkerPoolConfig", "WorkerStatistics"]
+__all__ = [
+    "BatchNodes", "Certificates", "DaskConfig", "Lease", "LocalNodes", "NodeStatistics", "PoolStatistics", "SSHNodes",
+    "WorkerPool", "WorkerPoolConfig", "WorkerStatistics",
+]  # fmt: skip
 
 _HOMES = {
     "WorkerPoolConfig": "corral.pool.config",
+    "BatchNodes": "corral.pool.dask.launch",
+    "Certificates": "corral.pool.dask.config",
+    "DaskConfig": "corral.pool.dask.config",
     "Lease": "corral.pool.lease",
+    "LocalNodes": "corral.pool.dask.launch",
+    "NodeStatistics": "corral.pool.supervisor",
+    "SSHNodes": "corral.pool.dask.launch",
     "PoolStatistics": "corral.pool.supervisor",
     "WorkerPool": "corral.pool.supervisor",
     "WorkerStatistics": "corral.pool.supervisor",

@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -25,9 +25,10 @@ import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from corral.errors import ProtocolError
-from corral.pool.glance import CHUNK, Glance
+from corral.lean import dataclass
+from corral.pool.glance import CHUNK, Glance, here
 from corral.pool.inlet import open_inlet
-from corral.pool.wire import HELLO_SIZE, Decoder, Message, Ticket, encode, read_hello
+from corral.pool.wire import HELLO_SIZE, Buffer, Decoder, FrameDecoder, Message, Ticket, encode, read_hello
 
 HELLO_PATIENCE = 10.0
 """Seconds that a stranger may take to show its ticket."""
@@ -47,25 +48,62 @@ class Channel:
         self._inlet = open_inlet(sock)
         self._glance = Glance(sock)
         self._receive = partial(sock.recv, CHUNK)
+        self._unsent: list[Buffer] = []
+        """What is left of a message that was asked."""
+        self._looked = False
+        """Whether bytes were looked for already, in vain."""
         self._last_turn = perf_counter()
         """When the event loop last had its turn while this waited."""
 
+    def ask(self, message: Message) -> Message | None:
+        """Send a message, and look whether the next one comes at once: None where ``receive`` is to wait for it.
+
+        So a call that is short is one step of the event loop. ``receive`` also sends what could not be sent at once,
+        and meets the end of the stream. SerializationError if it cannot be sent; then nothing of it was.
+        """
+        self._unsent = encode(message, here())
+        try:
+            if not self._push(self._unsent) or perf_counter() - self._last_turn > TURN:
+                return None
+        except OSError:
+            return None
+        data = self._glance.take(self._decoder.processor)
+        if not data:
+            self._looked = data is None
+            return None
+        self._decoder.feed(data)
+        return self._decoder.next()
+
     async def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be sent; then nothing of it was."""
+        parts = encode(message, here())
         try:
-            for part in encode(message):
-                view = memoryview(part)
-                while view.nbytes:
-                    try:
-                        view = view[self._socket.send(view) :]
-                    except BlockingIOError:
-                        await anyio.wait_writable(self._socket)
+            await self._send_all(parts)
         except (OSError, anyio.ClosedResourceError):
             raise anyio.EndOfStream from None
+
+    async def _send_all(self, parts: list[Buffer]) -> None:
+        while not self._push(parts):
+            await anyio.wait_writable(self._socket)
+
+    def _push(self, parts: list[Buffer]) -> bool:
+        """Send what the socket takes, and keep the rest. Whether that was all."""
+        while parts:
+            try:
+                size = self._socket.send(parts[0])
+            except BlockingIOError:
+                return False
+            if size < len(parts[0]):
+                parts[0] = memoryview(parts[0])[size:]
+            else:
+                del parts[0]
+        return True
 
     async def receive(self) -> Message:
         """Wait for the next message."""
         try:
+            if self._unsent:
+                await self._send_all(self._unsent)
             while (message := self._decoder.next()) is None:
                 space = self._decoder.space()
                 if space is not None:
@@ -82,7 +120,9 @@ class Channel:
         return message
 
     async def _some(self) -> bytes:
-        if (data := self._glance.take()) is None:
+        data = None if self._looked else self._glance.take(self._decoder.processor)
+        self._looked = False
+        if data is None:
             data = await self._inlet.read(self._receive)
             self._glance.learn()
             self._last_turn = perf_counter()
@@ -91,6 +131,10 @@ class Channel:
             await cancel_shielded_checkpoint()  # the others' turn; what came is not lost if this is cancelled meanwhile
             self._last_turn = perf_counter()
         return data
+
+    def pass_on(self) -> None:
+        """From now on receive frames as they are, unread."""
+        self._decoder = FrameDecoder()
 
     def close(self) -> None:
         """Close this end. Who waits on it gets the end of the stream."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from corral.errors import ConfigError
+from corral.lean import dataclass
+from corral.pool.dask.config import DaskConfig
 from corral.types import FreshMode, check_count, check_seconds
 
+Backend = Literal["local", "dask"]
 Reuse = Literal["trial", "worker"]
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -88,8 +90,10 @@ class WorkerPoolConfig:
     kept warm), or ``"auto"``: fork where that is sound (Linux, and loading left one thread), else spawn."""
     log_dir: str | os.PathLike[str] | None = None
     """Where the workers' output is kept, a file per slot. None: in a temporary folder, for the run only."""
-    backend: str = "local"
-    """Where the workers run. ``"local"``: on this machine."""
+    backend: Backend = "local"
+    """Where the workers run. ``"local"``: on this machine. ``"dask"``: on the nodes of a Dask cluster."""
+    dask: DaskConfig | None = None
+    """Which cluster, and what holds on its nodes. None: some nodes on this machine, to try it."""
 
     def __post_init__(self) -> None:
         if self.size is not None and check_count(self.size, "worker pool size") > MAX_SIZE:
@@ -110,7 +114,11 @@ class WorkerPoolConfig:
             raise ConfigError(f"log_dir must be the path of a folder, not {self.log_dir!r}")
         _check_choice(self.reuse, get_args(Reuse), "reuse")
         _check_choice(self.fresh, get_args(FreshMode), "fresh")
-        _check_choice(self.backend, ("local",), "backend")
+        _check_choice(self.backend, get_args(Backend), "backend")
+        if self.dask is not None and not isinstance(self.dask, DaskConfig):
+            raise ConfigError(f"dask must be a DaskConfig, not {self.dask!r}")
+        if self.dask is not None and self.backend != "dask":
+            raise ConfigError('a DaskConfig is for backend="dask"')
 
     @property
     def workers(self) -> int:

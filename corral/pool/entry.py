@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from corral.errors import ConfigError
 from corral.pool.main_script import refuse_while_importing
 from corral.pool.wire import HostSpec, NurserySpec
@@ -21,6 +23,7 @@ def enter(spec: HostSpec) -> None:
 
 def enter_nursery(spec: NurserySpec) -> None:
     """Become the nursery."""
+    gc.disable()  # what is loaded now stays: looking through it for garbage, again and again, finds none
     from corral.pool.nursery_main import nursery_main
 
     nursery_main(spec)

@@ -4,8 +4,8 @@ Guarantees
     * Nothing that user code prints, from Python or from C, reaches the descriptors that carry the pool's messages:
       1 and 2 go to the worker's log, 0 is at end-of-file.
     * A terminal's signals do not reach a worker: it has a session of its own, its trial processes groups of their own.
-    * A worker that is loading when its supervisor dies is killed by its sentinel, even if it holds the GIL; later it
-      sees the end of its connection. A trial process dies with its worker.
+    * A worker that is loading when its supervisor dies is killed, even if it holds the GIL: by the nursery that made
+      it, or else by its sentinel. Later it sees the end of its connection. A trial process dies with its worker.
     * Native thread pools (OpenMP, BLAS) start with one thread, unless the user's environment says otherwise.
 Assumptions
     Linux for the parent-death signal and the subreaper; elsewhere a thread watches the parent's pid.
@@ -115,6 +115,27 @@ def thread_count() -> int | None:
 
 
 @contextlib.contextmanager
+def dying_with(parent: int) -> Iterator[None]:
+    """While the block runs, the kernel kills this process when the process ``parent``, which made it, ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        if os.getppid() != parent:
+            os._exit(1)
+        yield
+    finally:
+        _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def is_at_end(lifeline: int, patience: float = 0.0) -> bool:
+    """Whether nobody holds the other end any more, or will in so many seconds."""
+    import select
+
+    poll = select.poll()
+    poll.register(lifeline, 0)  # an end-of-file is always reported; data is not ours to read
+    return bool(poll.poll(patience * 1000))
+
+
+@contextlib.contextmanager
 def sentinel(lifeline: int) -> Iterator[None]:
     """While the block runs, a forked sentinel kills this process as soon as ``lifeline`` is at end-of-file.
 
@@ -138,16 +159,12 @@ def sentinel(lifeline: int) -> Iterator[None]:
 
 def _stand_guard(lifeline: int, guarded: int) -> None:
     try:
-        import select
-
         if LINUX:
             die_with_parent(guarded)  # a copy of its connection in a sentinel would hide its end for a moment
         faulthandler.unregister(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        poll = select.poll()
-        poll.register(lifeline, 0)  # an end-of-file is always reported; data is not ours to read
         while os.getppid() == guarded:
-            if poll.poll(1000):
+            if is_at_end(lifeline, 1.0):
                 os.killpg(guarded, signal.SIGKILL)
     finally:
         os._exit(0)

@@ -26,12 +26,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from corral.environment import Environment
 from corral.errors import EnvStartError, ProtocolError
+from corral.lean import dataclass
 from corral.pool import guards, leaving, printed, rehearsal, trial_process
 from corral.pool.link import Link
 from corral.pool.logs import tail
@@ -39,6 +40,7 @@ from corral.pool.spare import Spare, ended_while_loading, fork_spare, start_spar
 from corral.pool.wire import (
     Finish,
     HostSpec,
+    Imported,
     Load,
     Loaded,
     LoadFailed,
@@ -58,11 +60,11 @@ def host_main(spec: HostSpec) -> NoReturn:
     run_host(spec, lifeline, {lifeline, reply})
 
 
-def run_host(spec: HostSpec, lifeline: int, own: set[int]) -> NoReturn:
+def run_host(spec: HostSpec, lifeline: int, own: set[int], nursery: int | None = None) -> NoReturn:
     """Be a worker, to the end of this process.
 
     ``lifeline`` is a descriptor that is at end-of-file once the supervisor is gone; ``own`` are all that trials must
-    not hold.
+    not hold; ``nursery`` is the pid of the one that made this process, if one did.
     """
     status = 1
     try:
@@ -70,9 +72,7 @@ def run_host(spec: HostSpec, lifeline: int, own: set[int]) -> NoReturn:
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
         guards.adopt_orphans()
-        with guards.sentinel(lifeline):
-            failed = None if spec.stays_clean else trial_process.try_main(spec.main)
-        Host(spec, Link.connect(spec.ticket), lifeline, own).run(failed)
+        Host(spec, Link.connect(spec.ticket), lifeline, own, nursery).run()
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -101,43 +101,50 @@ class _Child:
 class Host:
     """A worker's state: its environments and its trial processes."""
 
-    def __init__(self, spec: HostSpec, link: Link, lifeline: int, own: set[int]) -> None:
+    def __init__(self, spec: HostSpec, link: Link, lifeline: int, own: set[int], nursery: int | None) -> None:
         self._spec = spec
         self._link = link
         self._lifeline = lifeline
+        self._nursery = nursery
         self._own = own
         self._load: Load | None = None
         self._environments: Mapping[str, Environment] | None = None
-        self._is_clean = spec.stays_clean
+        self._is_clean = True
         """Whether nothing of the user's was ever loaded here."""
         self._children: dict[int, _Child] = {}
         """By the descriptor that tells its end."""
         self._serving = 0
         """The number of the trial process that has a lease."""
-        self._helpers = guards.child_pids()
+        self._helpers: set[int] = set()
         """Processes that the main script, and loading the environments, started: trials need them."""
 
-    def run(self, failed: LoadFailed | None) -> None:
-        """Load, then serve until the supervisor finishes or is gone. ``failed``: of the main script."""
+    def run(self) -> None:
+        """Load when asked to, then serve until the supervisor finishes or is gone."""
         request = self._link.receive()
         if request is None:
             return
         if not isinstance(request, Load):
             raise ProtocolError(f"a worker was sent a {type(request).__name__} before it was loaded")
         self._load = request
-        if failed is not None:
-            self._link.send(failed)
-        if failed is not None or not self._start(request):
-            return
-        while self._step():
-            pass
+        if self._start(request):
+            while self._step():
+                pass
 
     # ---- loading ----
 
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        """Ends this process if the supervisor dies in the block, even where user code holds the GIL."""
+        if self._nursery is not None and os.getppid() == self._nursery:
+            return guards.dying_with(self._nursery)
+        return guards.sentinel(self._lifeline)
+
     def _start(self, request: Load) -> bool:
-        with guards.sentinel(self._lifeline):
+        with self._guard():
+            spawned = request.fresh == "spawn"  # then nothing of the user's is loaded here: spares are forks of this
+            if not spawned and (failed := self._import_main()):
+                self._link.send(failed)
+                return False
             try:
-                spawned = request.fresh == "spawn"
                 answer = self._load_in_spare() if spawned else self._load_here(request)
             except BaseException as error:
                 self._link.send(trial_process.load_failed(error))
@@ -145,6 +152,17 @@ class Host:
         self._load = replace(request, described=True)  # from now on
         self._link.send(answer)
         return isinstance(answer, Loaded)
+
+    def _import_main(self) -> LoadFailed | None:
+        self._is_clean = False
+        if self._spec.main is None:
+            return trial_process.try_main(None)
+        children = guards.child_pids()
+        failed = trial_process.try_main(self._spec.main)
+        self._helpers |= guards.child_pids() - children
+        if failed is None:
+            self._link.send(Imported())
+        return failed
 
     def _load_here(self, request: Load) -> Loaded:
         if self._is_clean:
@@ -157,7 +175,8 @@ class Host:
         self._helpers |= guards.child_pids() - children
         catalogue = {} if request.described else describe(environments)
         warm_up(environments)
-        rehearsal.rehearse(Path(self._spec.work_root))  # what is made and cached by a first time, forks then have
+        if self._nursery is None:  # which has done so: what is made and cached by a first time, forks then have
+            rehearsal.rehearse(Path(self._spec.work_root))
         opened = set(guards.open_resources().items()) - set(before.items())
         notes = tuple(
             f"loading the environments left {what} open; forked trials would share it: "
@@ -192,7 +211,7 @@ class Host:
         if self._environments is None:  # the pool spawns, but this task's environment asks for a fork
             if wanted == "auto" or self._load is None:
                 return "spawn"
-            with guards.sentinel(self._lifeline):
+            with self._guard():
                 self._load_here(self._load)
         sound = hasattr(os, "pidfd_open") and guards.thread_count() == 1
         return "fork" if sound else "spawn"

@@ -47,7 +47,8 @@ class _NoMainScript:
 class Interpreter:
     """A new interpreter that makes one call. Its standard error goes to ``log_path``, which is emptied unless kept."""
 
-    def __init__(self, log_path: str, *, keep_log: bool, limiter: CapacityLimiter) -> None:
+    def __init__(self, log_path: str, *, keep_log: bool, limiter: CapacityLimiter, program: str | None = None) -> None:
+        """``program``: what it runs in place of anyio's, which it answers as that would."""
         self.pid = 0
         """0 until it is spawned."""
         self.status: int | None = None
@@ -57,6 +58,7 @@ class Interpreter:
         self._log_path = log_path
         self._log_mode = "ab" if keep_log else "wb"
         self._limiter = limiter
+        self._program = program
         self._process: _Killable | None = None
 
     async def run(self, function: Callable[..., object], *arguments: object) -> object:
@@ -88,6 +90,8 @@ class Interpreter:
     async def _open(self, command: list[str], **streams: Any) -> _Killable:
         with anyio.CancelScope(shield=True), open(self._log_path, self._log_mode) as log:
             self.log_start = log.tell()
+            if self._program is not None:
+                command = [sys.executable, "-u", "-c", self._program]
             given = {**streams, "stderr": log, "env": limited_environment(), "start_new_session": True}
             process = self._process = _Killable(await anyio.open_process(command, **given))
         self.pid = process.pid

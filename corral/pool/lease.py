@@ -6,16 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import anyio
-
 from corral.errors import NotFound, TrialError, WorkerDied
 from corral.pool.ahead import is_there
+from corral.pool.backend import Asked, SlotProcess, SlotWorker, result_of
 from corral.pool.config import WorkerPoolConfig
-from corral.pool.memory import tree_rss
 from corral.pool.slots import Slot
 from corral.pool.wire import Close, Closed, Open, Opened, Perform, ProcessEnded
-from corral.pool.worker import TrialProcess, Worker
-from corral.threads import call_blocking
 from corral.types import Action, TaskInfo, TrialSpec, WorkerRef
 
 MAX_TRIES = 3
@@ -34,14 +30,16 @@ class Lease:
         self._catalogue = catalogue
         self._began = time.monotonic()
         self._prepared = False
-        self._process: TrialProcess | None = None
+        self._process: SlotProcess | None = None
         """The one that was used last: the slot forgets it with its worker, and then it still tells how it ended."""
 
     @property
     def worker(self) -> WorkerRef:
-        """Where it is: slot, pid of the worker, pid of the trial process."""
+        """Where it is: slot, pid of the worker, pid of the trial process, and the node where there are several."""
         worker, process = self.slot.worker, self.slot.process
-        return WorkerRef(self.slot.index, worker.pid if worker else 0, process.pid if process else None)
+        if worker is None:
+            return WorkerRef(self.slot.index, 0)
+        return WorkerRef(self.slot.index, worker.pid, process.pid if process else None, worker.ref.node)
 
     async def prepare(self, task_id: str) -> None:
         """Have a trial process for the task: ``open`` then only opens. NotFound for an unknown task."""
@@ -62,7 +60,7 @@ class Lease:
         process.log_start = opened.log_start
         return opened
 
-    async def _process_for(self, task_id: str) -> TrialProcess:
+    async def _process_for(self, task_id: str) -> SlotProcess:
         if self.slot.process is not None and await self._still_serves(self.slot.process):
             return self.slot.process
         wanted = self._catalogue[task_id].fresh
@@ -75,7 +73,7 @@ class Lease:
             self.slot.lose(worker)  # no trial had begun: its death is not the trial's to pay for
         raise WorkerDied(f"{MAX_TRIES} workers of slot {self.slot.index} in a row were gone before they made a process")
 
-    async def _still_serves(self, process: TrialProcess) -> bool:
+    async def _still_serves(self, process: SlotProcess) -> bool:
         """Whether a process that served earlier trials is there: one that died since is no fault of the next trial.
 
         Nor is memory that other leases left filled: a process that holds half of its limit is ended here.
@@ -84,12 +82,12 @@ class Lease:
             return False
         limit = self._config.memory_bytes
         is_taken_over = process is not self._process
-        if is_taken_over and limit is not None and await call_blocking(tree_rss, process.pid) > limit / 2:
+        if is_taken_over and limit is not None and await process.memory() > limit / 2:
             await process.finish()
             return False
         return await is_there(process)
 
-    async def _worker(self) -> Worker:
+    async def _worker(self) -> SlotWorker:
         while (worker := self.slot.worker) is None:  # checked again after the wait: it may be lost meanwhile
             if self.slot.state.is_over:
                 raise self.slot.error or NotFound("worker", f"slot {self.slot.index}")
@@ -98,7 +96,11 @@ class Lease:
 
     async def perform(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Any:
         """Ask something of an open trial. Raises the TrialError that ended it, or what the request failed with."""
-        return await self._living().request(Perform(runtime_id, action, arguments), phase)
+        return await result_of(self.ask(runtime_id, action, arguments, phase))
+
+    def ask(self, runtime_id: str, action: Action, arguments: tuple[Any, ...], phase: str) -> Asked:
+        """The same: Done, if it is answered at once, else what waits for the answer, to be awaited next."""
+        return self._living().ask(Perform(runtime_id, action, arguments), phase)
 
     async def close_trial(self, runtime_id: str, *, last: bool = False) -> Closed:
         """Close an open trial. ``last``: none follows in this lease, so a process that is its own ends at once."""
@@ -108,7 +110,7 @@ class Lease:
         process.log_start = closed.log_end
         return closed
 
-    def _living(self) -> TrialProcess:
+    def _living(self) -> SlotProcess:
         if self._process is None:
             raise NotFound("trial process", f"slot {self.slot.index}")
         return self._process
@@ -127,10 +129,9 @@ class Lease:
         return self._process.output if self._process else ""
 
     async def end(self) -> None:
-        """End the trial process, unless it is to be reused."""
-        with anyio.CancelScope(shield=True):
-            process = self.slot.process
-            if process is not None and not (self._config.reuse == "worker" and process.alive):
-                await process.finish()
-                self.slot.process = None
-            self.slot.busy_seconds += time.monotonic() - self._began
+        """End the trial process, unless it is to be reused. Not to be cancelled: the pool sees to that."""
+        process = self.slot.process
+        if process is not None and not (self._config.reuse == "worker" and process.alive):
+            await process.finish()
+            self.slot.process = None
+        self.slot.busy_seconds += time.monotonic() - self._began

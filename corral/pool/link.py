@@ -10,7 +10,7 @@ import os
 import select
 import socket
 
-from corral.pool.glance import CHUNK, Glance
+from corral.pool.glance import CHUNK, Glance, here
 from corral.pool.wire import Decoder, Message, Ticket, encode
 
 
@@ -20,7 +20,7 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._decoder = Decoder()
-        self._glance = Glance(sock)
+        self._glance = Glance(sock, steps_aside=True)
 
     @classmethod
     def connect(cls, ticket: Ticket) -> Link:
@@ -50,7 +50,7 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be; OSError if the other end is gone."""
-        for part in encode(message):
+        for part in encode(message, here()):
             self._socket.sendall(part)
 
     def receive(self) -> Message | None:
@@ -75,7 +75,7 @@ class Link:
             return 0
 
     def _some(self) -> bytes:
-        if (data := self._glance.take()) is not None:
+        if (data := self._glance.take(self._decoder.processor)) is not None:
             return data
         try:
             return self._socket.recv(CHUNK)

@@ -7,13 +7,15 @@ there. The module is found under both names, as with ``multiprocessing`` and any
 
 from __future__ import annotations
 
+import ast
 import os
 import runpy
 import sys
-from dataclasses import dataclass
+import tokenize
 from types import ModuleType
 
 from corral.errors import ConfigError
+from corral.lean import dataclass
 
 _importing = False
 _refusal: ConfigError | None = None
@@ -37,6 +39,23 @@ class MainScript:
         spec = getattr(main, "__spec__", None)
         name = getattr(spec, "name", None) if getattr(spec, "origin", None) == path else None
         return cls(os.path.abspath(path), None if name == "__main__" else name)
+
+
+def taken_from_corral(script: MainScript) -> set[str]:
+    """The modules of Corral's from which a script takes something at its top, as it will wherever it is imported.
+
+    Empty where that cannot be told. What the script guards, it takes in this process only.
+    """
+    try:
+        with tokenize.open(script.path) as file:
+            statements = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    imports = [each for each in statements if isinstance(each, ast.Import | ast.ImportFrom)]
+    names = [alias.asname or alias.name for each in imports for alias in each.names]
+    values = [getattr(sys.modules["__main__"], name, None) for name in names]
+    homes = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in values}
+    return {home for home in homes if isinstance(home, str) and home.split(".")[0] == "corral" and home in sys.modules}
 
 
 def import_main(script: MainScript | None) -> None:

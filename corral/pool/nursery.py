@@ -6,10 +6,11 @@ Purpose
     time that the environments themselves take to load.
 Guarantees
     * The nursery loads nothing of the user's: no main script, no builder. To these, a fork of it is a new interpreter.
-    * Workers need the nursery only to be made: they live on without it. When it is gone, the next one that is needed
-      has another nursery made.
+    * Workers need the nursery only until they have loaded: then they live on without it. When it is gone, those that
+      were loading are replaced, and the next one that is needed has another nursery made.
     * Where there can be none (no fork, a thread in it, MAX_LOSSES in a row), workers are interpreters of their own.
-    * A fork has a lifeline of its own to the supervisor: a FIFO whose other end nobody else holds.
+    * It holds a lifeline to the supervisor, and so do its forks: a FIFO whose other end nobody else holds. When the
+      supervisor is gone it ends its workers that do not end by themselves.
 """
 
 from __future__ import annotations
@@ -40,12 +41,28 @@ STATUS_PATIENCE = 1.5
 """Seconds to wait for the nursery's word on how a worker ended."""
 
 
+PROGRAM = r"""
+import pickle, sys
+sys.stdout.buffer.write(b"READY\n")
+_, sys.path[:], _ = pickle.load(sys.stdin.buffer)
+sys.stdout.buffer.write(b"RETURN 4\n" + pickle.dumps(None))
+_, call, arguments = pickle.load(sys.stdin.buffer)
+call(*arguments)
+"""
+"""The other end of ``to_process.run_sync``, for the one call of the nursery's process: without anyio, which neither the
+nursery nor a worker needs, and which takes as long to load as all of Corral's that they do. If a version of anyio wants
+to hear something else, there is no nursery, and workers are interpreters of their own."""
+
+
 class Nursery:
     """Makes workers by fork. Its processes start when the first is needed."""
 
-    def __init__(self, folder: Path, listener: Listener, limiter: CapacityLimiter, tasks: TaskGroup) -> None:
-        """``folder``: of the pool, for the lifeline and the nursery's own log."""
+    def __init__(
+        self, folder: Path, listener: Listener, limiter: CapacityLimiter, tasks: TaskGroup, modules: tuple[str, ...]
+    ) -> None:
+        """``folder``: of the pool, for the lifeline and the nursery's own log. ``modules``: see ``NurserySpec``."""
         self._folder = folder
+        self._modules = modules
         self._listener = listener
         self._limiter = limiter
         self._tasks = tasks
@@ -91,9 +108,9 @@ class Nursery:
     async def _start(self) -> None:
         visitor = self._listener.expect()
         log_path = str(self._folder / "nursery.log")
-        self._interpreter = Interpreter(log_path, keep_log=False, limiter=self._limiter)
+        self._interpreter = Interpreter(log_path, keep_log=False, limiter=self._limiter, program=PROGRAM)
         self._gone, self._scope = anyio.Event(), anyio.CancelScope(shield=True)
-        spec = NurserySpec(visitor.ticket, log_path, self._lifeline)
+        spec = NurserySpec(visitor.ticket, log_path, self._lifeline, self._modules)
         self._tasks.start_soon(self._live, self._interpreter, spec, self._scope, self._gone, visitor)
         try:
             with anyio.move_on_after(PATIENCE):

@@ -1,28 +1,33 @@
 """WORKER SIDE. The nursery's main loop: fork a worker when asked, say how each one ended.
 
 It holds what a worker needs of Corral's own, and nothing of the user's; so its forks are new interpreters to the user's
-code, but for the time that importing Corral takes, and what it needs to unpickle a builder and to describe environments
-and their tools: pydantic is half of it.
+code, but for the time that importing Corral takes. What few workers need, or one of them once, is left out: pydantic,
+and what describes environments.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
-import pickle
+import pkgutil
 import random
 import select
+import signal
+import time
 import traceback
 import warnings
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NoReturn
 
-from corral.environment import Environment
-from corral.pool import guards, host
+from corral.pool import guards, host, rehearsal
 from corral.pool.link import Link
 from corral.pool.wire import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
-from corral.runtime import describe, load
-from corral.tools import tool
+
+PATIENCE = 2.0
+"""Seconds that workers may take to end by themselves when the supervisor is gone."""
 
 
 def nursery_main(spec: NurserySpec) -> NoReturn:
@@ -32,10 +37,10 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         guards.become_leader()
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
-        _warm_up()
+        _warm_up(spec.modules, Path(spec.log_path).parent)
         if guards.thread_count() == 1:
-            gc.collect()
             gc.freeze()  # forks share these pages for as long as the collector does not touch them
+            gc.enable()
             _Nursery(spec, Link.connect(spec.ticket), pipes).run()
     except BaseException:
         traceback.print_exc()
@@ -43,20 +48,12 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         os._exit(0)
 
 
-class _Sample(Environment):
-    """An environment like any."""
-
-    @tool
-    def repeat(self, text: str, times: int = 1) -> str:
-        """A tool like any."""
-        return text * times
-
-
-def _warm_up() -> None:
+def _warm_up(modules: Iterable[str], folder: Path) -> None:
     """Load and compile what every worker will need, by a use of it."""
-    import cloudpickle
-
-    describe(load(pickle.loads(cloudpickle.dumps(lambda: {"sample": _Sample("sample")}))))
+    for name in modules:
+        importlib.import_module(name)
+    pkgutil.get_importer(os.devnull)  # as for a main script
+    rehearsal.rehearse(folder)
 
 
 class _Nursery:
@@ -64,6 +61,7 @@ class _Nursery:
         self._spec = spec
         self._link = link
         self._pipes = pipes
+        self._lifeline = os.open(spec.lifeline, os.O_RDONLY | os.O_NONBLOCK)
         self._workers: dict[int, tuple[int, int]] = {}
         """By a descriptor that becomes readable when it ends: a worker's number and its pid."""
 
@@ -77,7 +75,23 @@ class _Nursery:
             for descriptor in ready & self._workers.keys():
                 self._report_end(descriptor)
             if self._link.fileno() in ready and not self._serve():
-                return
+                break
+        if guards.is_at_end(self._lifeline, PATIENCE):
+            self._see_off()
+
+    def _see_off(self) -> None:
+        """The supervisor is gone: workers that have loaded end by themselves, and all below them; others may not."""
+        deadline = time.monotonic() + PATIENCE
+        poll = select.poll()
+        for descriptor in self._workers:
+            poll.register(descriptor, select.POLLIN)
+        while self._workers and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1000):
+                poll.unregister(descriptor)
+                _, pid = self._workers.pop(descriptor)
+                os.waitpid(pid, 0)
+        for _, pid in self._workers.values():
+            os.killpg(pid, signal.SIGKILL)
 
     def _serve(self) -> bool:
         """Do what is asked; False when there is nothing more to do."""
@@ -88,22 +102,22 @@ class _Nursery:
         return False
 
     def _start(self, spec: HostSpec) -> None:
+        nursery = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12 on: threads; there are none
             pid = os.fork()
         if pid == 0:
-            self._become_worker(spec)
+            self._become_worker(spec, nursery)
         self._workers[os.pidfd_open(pid)] = spec.ticket.number, pid
-        self._link.send(ProcessStarted(spec.ticket.number, pid))
+        self._report(ProcessStarted(spec.ticket.number, pid))
 
-    def _become_worker(self, spec: HostSpec) -> NoReturn:
+    def _become_worker(self, spec: HostSpec, nursery: int) -> NoReturn:
         try:
             self._link.close()
             for descriptor in (*self._pipes, *self._workers):
                 os.close(descriptor)
-            lifeline = os.open(self._spec.lifeline, os.O_RDONLY | os.O_NONBLOCK)
             random.seed()
-            host.run_host(spec, lifeline, {lifeline})
+            host.run_host(spec, self._lifeline, {self._lifeline}, nursery)
         finally:
             os._exit(1)
 
@@ -112,4 +126,8 @@ class _Nursery:
         os.close(descriptor)
         with contextlib.suppress(ChildProcessError):
             _, status = os.waitpid(pid, 0)
-            self._link.send(ProcessEnded(number, os.waitstatus_to_exitcode(status)))
+            self._report(ProcessEnded(number, os.waitstatus_to_exitcode(status)))
+
+    def _report(self, message: ProcessStarted | ProcessEnded) -> None:
+        with contextlib.suppress(OSError):  # nobody is there any more, which is seen to next
+            self._link.send(message)

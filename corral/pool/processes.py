@@ -60,6 +60,22 @@ def signal_all(processes: list[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
+def tree_rss(pid: int) -> int:
+    """Resident memory (bytes) of a process and all below it; 0 if it is gone."""
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    total = 0
+    for process in processes:
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return total
+
+
 async def see_off(processes: list[psutil.Process]) -> None:
     """Kill them and wait until none runs: for those that are nobody's children here."""
     signal_all(processes, signal.SIGKILL)

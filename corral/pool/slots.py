@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import anyio
 
 from corral.errors import EnvStartError, NoSlot
+from corral.lean import dataclass
+from corral.pool.backend import Node, SlotProcess, SlotWorker
 from corral.pool.lifecycle import WorkerEvent, WorkerState, next_state
-from corral.pool.worker import TrialProcess, Worker
 
 
 @dataclass
@@ -24,9 +25,11 @@ class Slot:
 
     index: int
     state: WorkerState = WorkerState.ABSENT
-    worker: Worker | None = None
-    process: TrialProcess | None = None
+    worker: SlotWorker | None = None
+    process: SlotProcess | None = None
     """The trial process of the current lease; with ``reuse="worker"``, also of those before and after it."""
+    node: Node | None = None
+    """Where its worker is, or is being started."""
     leased: bool = False
     ready: anyio.Event = field(default_factory=anyio.Event)
     """Set while there is a loaded worker, or there will never be one again."""
@@ -41,10 +44,10 @@ class Slot:
     busy_seconds: float = 0.0
     start_seconds: float = 0.0
 
-    def lose(self, worker: Worker) -> None:
+    def lose(self, worker: SlotWorker) -> None:
         """Its worker is gone. Whoever learns of it first says so; once is enough."""
         if self.worker is worker:
-            self.worker = self.process = None
+            self.worker = self.process = self.node = None
             if self.state is not WorkerState.STOPPED:
                 self.restarts += 1
                 self.losses.append(time.time())

@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import random
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -86,6 +85,8 @@ def ended_while_loading(status: int) -> ErrorRecord:
 
 def start_spare(spec: HostSpec, load: Load) -> Spare:
     """A spare in a new interpreter."""
+    import subprocess  # most workers fork
+
     ours, theirs = socketpair()
     with theirs:
         number = theirs.fileno()

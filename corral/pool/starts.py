@@ -6,13 +6,14 @@ Each error's ``output`` holds what was printed; its sentence, which may end on a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Self, TypeVar
 
 import anyio
 from anyio import BrokenWorkerProcess
 
 from corral.errors import EnvStartError, ErrorRecord, describe_exit
+from corral.lean import dataclass
 
 ENDED = (BrokenWorkerProcess, anyio.EndOfStream, anyio.IncompleteRead, ProcessLookupError, ConnectionError)
 """What anyio raises when a new interpreter ends while it is spoken to."""
@@ -61,6 +62,18 @@ class LostStart(EnvStartError):
         return cls(f"the worker process (pid {pid}) {describe_exit(status)} before a trial began on it")
 
 
+class NodeLost(EnvStartError):
+    """The node on which a worker was being started was lost: no fault of the worker's."""
+
+
+class NoNode(EnvStartError):
+    """No node had room for a slot's worker."""
+
+    def __init__(self, seconds: float, refusals: Sequence[str] = ()) -> None:
+        why = "".join(f"; {refusal}" for refusal in refusals)
+        super().__init__(f"no node had room for another worker for {seconds:g} s{why}")
+
+
 def with_output(error: E, output: str) -> E:
     """The error, with what was printed."""
     error.output = output
@@ -88,6 +101,8 @@ class Streak:
         if self.failures == 0:
             self.began = now
         self.failures += 1
+        if isinstance(error, NoNode):
+            return None
         if isinstance(error, SlowStart) and not loaded:  # a hang: more of it helps nobody
             return None
         is_lost = isinstance(error, LostStart) and loaded

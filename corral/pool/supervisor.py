@@ -3,22 +3,23 @@
 Guarantees
     * A slot whose worker is gone gets a new one at once. One whose workers fail in a row, at their start or before they
       are used, gets the next ones later, and is given up in the end: ``starts.Streak`` says when.
-    * Starts are staggered: at most as many at once as there are processors. The first worker starts alone and describes
-      the environments, so a builder that cannot work costs MAX_STARTS processes, not MAX_STARTS per slot.
-    * Leaving the pool ends every worker and all that it started, within SHUTDOWN_PATIENCE plus a kill.
+    * The first worker starts alone and describes the environments, so a builder that cannot work costs MAX_STARTS
+      processes, not MAX_STARTS per slot.
+    * Leaving the pool ends every worker and all that it started, on whatever node.
+    * That a node is lost is nobody's fault: its slots get workers elsewhere, or as soon as there is a node with room.
 Assumptions
-    Time-outs of what runs in a lease are its holder's business: fail after, kill, spawn.
+    Where workers run, and how, is the backend's business. Time-outs of what runs in a lease are its holder's: fail
+    after, kill, spawn.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import math
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,26 +28,23 @@ import anyio
 import cloudpickle
 
 from corral.errors import ConfigError, CorralError, EnvStartError, ErrorRecord, ProtocolError, SerializationError
-from corral.pool.channel import Listener, open_listener
-from corral.pool.config import WorkerPoolConfig, available_cpus
+from corral.lean import dataclass
+from corral.pool.agent import AgentSettings
+from corral.pool.backend import Node, SlotBackend, SlotSpec, SlotWorker
+from corral.pool.config import WorkerPoolConfig
+from corral.pool.dask.config import DaskConfig
 from corral.pool.entry import refuse_in_worker
-from corral.pool.interpreter import Interpreter
 from corral.pool.lease import Lease
 from corral.pool.lifecycle import WorkerEvent, WorkerState
+from corral.pool.local import LocalBackend
 from corral.pool.main_script import MainScript
-from corral.pool.memory import MemoryWatch
-from corral.pool.nursery import Fork, Nursery
+from corral.pool.placement import choose_node
 from corral.pool.slots import Slot, Slots
-from corral.pool.starts import STEADY, LostStart, Streak
-from corral.pool.wire import HostSpec, Load, Ticket
-from corral.pool.worker import Worker
-from corral.scratch import scratch_folder
+from corral.pool.starts import STEADY, LostStart, NodeLost, NoNode, Streak
+from corral.pool.wire import Load
 from corral.source import describe_builder
 from corral.types import TaskInfo
 from corral.unwrap import unwrapped
-
-SHUTDOWN_PATIENCE = 10.0
-"""Seconds for the whole pool to end by itself."""
 
 BuildEnvs = Callable[[], Mapping[str, Any]]
 
@@ -66,6 +64,20 @@ class WorkerStatistics:
     """From the worker's spawn until its environments were loaded."""
     losses: tuple[float, ...] = ()
     """When each of the slot's workers was gone, in seconds since 1970 UTC."""
+    node: str | None = None
+    """Where its worker is, if there are several nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatistics:
+    """A node that took, or takes, workers."""
+
+    name: str
+    cpus: int
+    slots: int
+    """Workers there now."""
+    lost: str | None = None
+    """Why it was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,8 @@ class PoolStatistics:
     fresh: str
     """How fresh process state is made here: "fork" or "spawn"."""
     workers: tuple[WorkerStatistics, ...]
+    nodes: tuple[NodeStatistics, ...] = ()
+    """Where workers run or ran, if that is not this machine alone."""
     nursery_pid: int | None = None
     """The process of which workers are forked, while there is one."""
 
@@ -121,18 +135,9 @@ class WorkerPool:
         if self.config.log_dir is not None:
             _make_log_folder(self.config.log_dir)
         async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(_quiet_reaper())
-            self._folder = Path(stack.enter_context(scratch_folder()))
-            self._listener: Listener = await stack.enter_async_context(open_listener(self._folder))
-            self._limiter = anyio.CapacityLimiter(math.inf)
-            self._main = MainScript.of_this_process()
-            self._starts = anyio.CapacityLimiter(available_cpus())
+            self._backend = await stack.enter_async_context(backend_of(self.config, self._load))
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
-            self._nursery = Nursery(self._folder, self._listener, self._limiter, self._tasks)
-            stack.enter_context(self._nursery.lifeline())
             stack.push_async_callback(self._shut_down)
-            self.memory = MemoryWatch(self.config.memory_bytes)
-            self._tasks.start_soon(self.memory.watch, self._slots.all)
             await self._start_first()
             self.resize(self.config.workers)
             self._stack = stack.pop_all()
@@ -214,7 +219,7 @@ class WorkerPool:
                 self._fatal = failure
             pause = streak.pause_after(failure, time.monotonic(), loaded=bool(self.catalogue))
             if self._fatal or pause is None:
-                slot.error = streak.reason(failure)
+                slot.error, slot.node = streak.reason(failure), None
                 slot.advance(WorkerEvent.GIVE_UP)
                 self._slots.hand_out()
                 return
@@ -225,72 +230,58 @@ class WorkerPool:
         try:
             worker = await self._start_worker(slot)
         except (EnvStartError, ConfigError, ProtocolError) as error:
-            if not self._is_closing():
+            if slot.state is WorkerState.STARTING:
                 slot.advance(WorkerEvent.DIED)
-            return error
+            return None if isinstance(error, NodeLost) else error
         ready = time.monotonic()
         await worker.gone.wait()
         was_used = slot.trials_of_worker > 0 or time.monotonic() - ready > STEADY
         slot.lose(worker)
-        return None if was_used else LostStart.unused(pid=worker.pid, status=worker.status)
+        is_steady = was_used or worker.fell_with_node
+        return None if is_steady else LostStart.unused(pid=worker.pid, status=worker.status)
 
     def _is_closing(self) -> bool:
         return self._closing
 
-    async def _start_worker(self, slot: Slot) -> Worker:
+    async def _place(self, slot: Slot) -> Node:
+        """The node for its next worker, and a place there. NoNode if none has room for ``node_patience`` seconds."""
+        avoided, slot.node = slot.node, None
+        with anyio.move_on_after(self._backend.node_patience):
+            while True:
+                taken = [other.node for other in self._slots.all if other.node is not None]
+                if node := choose_node(self._backend.nodes(), taken, avoided):
+                    slot.node = node
+                    return node
+                await self._backend.nodes_changed()
+        raise NoNode(self._backend.node_patience, self._backend.refusals())
+
+    async def _start_worker(self, slot: Slot) -> SlotWorker:
+        node = await self._place(slot)
         slot.advance(WorkerEvent.START)
-        async with self._starts:
-            began = time.monotonic()
-            visitor = self._listener.expect()
-            try:
-                spec = self._spec_of(slot, visitor.ticket)
-                worker = Worker(spec, visitor, self._listener, await self._interpreter_for(spec))
-                load = replace(self._load, described=bool(self.catalogue))
-                loaded = await worker.start(self._tasks, load, self.config.start_timeout, self._what)
-            finally:
-                self._listener.forget(visitor)
-        if self._is_closing():  # it was ready at the moment at which the pool closed, and nobody else knows of it
+        load = replace(self._load, described=bool(self.catalogue))
+        spawned = await self._backend.spawn(node, SlotSpec(slot.index, load, self.config.start_timeout, self._what))
+        worker, loaded = spawned.worker, spawned.loaded
+        if self._is_closing():
             await worker.kill()
             raise EnvStartError("the worker pool is closed")
         if not self.catalogue:
             self.catalogue, self.warnings, self.fresh = loaded.catalogue, loaded.warnings, loaded.fresh
         slot.worker, slot.trials_of_worker = worker, 0
-        slot.start_seconds = time.monotonic() - began
+        slot.start_seconds = spawned.seconds
         slot.advance(WorkerEvent.LOADED)
         if slot.leased:  # its lease outlived the worker before, and goes on with this one
             slot.advance(WorkerEvent.LEASE)
         self._slots.hand_out()
         return worker
 
-    async def _interpreter_for(self, spec: HostSpec) -> Interpreter | Fork:
-        """What the worker of ``spec`` is to live in. EnvStartError once the pool is closing."""
-        if await self._nursery.is_ready():
-            return self._nursery.worker(spec.log_path, keep_log=spec.keep_log)
-        if self._is_closing():
-            raise EnvStartError("the worker pool is closed")
-        return Interpreter(spec.log_path, keep_log=spec.keep_log, limiter=self._limiter)
-
-    def _spec_of(self, slot: Slot, ticket: Ticket) -> HostSpec:
-        work_root = self._folder / f"slot-{slot.index}"
-        work_root.mkdir(exist_ok=True)
-        keep = self.config.log_dir is not None
-        logs = Path(self.config.log_dir) if self.config.log_dir is not None else self._folder
-        log_path = (logs / f"slot-{slot.index}.log").resolve()
-        spawns = self.config.fresh == "spawn"
-        return HostSpec(ticket, slot.index, str(work_root), str(log_path), keep, self._main, stays_clean=spawns)
-
     async def _shut_down(self) -> None:
         self._closing = True
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(SHUTDOWN_PATIENCE):
-                async with anyio.create_task_group() as stopping:
-                    for slot in self._slots.all:
-                        if not slot.state.is_over:
-                            slot.advance(WorkerEvent.STOP)
-                        if slot.worker is not None:
-                            stopping.start_soon(slot.worker.stop)
+            for slot in self._slots.all:
+                if not slot.state.is_over:
+                    slot.advance(WorkerEvent.STOP)
+            await self._backend.aclose()
             self._slots.hand_out()
-            await self._nursery.end()
             self._tasks.cancel_scope.cancel()
 
     # ---- what it tells ----
@@ -307,8 +298,15 @@ class WorkerPool:
             restarts=sum(slot.restarts for slot in slots),
             fresh=self.fresh,
             workers=tuple(_statistics_of(slot) for slot in slots),
-            nursery_pid=self._nursery.pid,
+            nodes=self._node_statistics(),
+            nursery_pid=self._backend.nursery_pid,
         )
+
+    def _node_statistics(self) -> tuple[NodeStatistics, ...]:
+        held = Counter(slot.node for slot in self._slots.all if slot.worker is not None)
+        here = [NodeStatistics(node.name, node.cpus, held[node]) for node in self._backend.nodes() if node.name]
+        gone = [NodeStatistics(loss.node.name, loss.node.cpus, 0, loss.reason) for loss in self._backend.losses()]
+        return tuple(here + gone)
 
 
 def _statistics_of(slot: Slot) -> WorkerStatistics:
@@ -322,7 +320,25 @@ def _statistics_of(slot: Slot) -> WorkerStatistics:
         busy_s=slot.busy_seconds,
         start_s=slot.start_seconds,
         losses=tuple(slot.losses),
+        node=slot.node.name or None if slot.node else None,
     )
+
+
+def backend_of(config: WorkerPoolConfig, load: Load) -> SlotBackend:
+    """Where a pool's workers run."""
+    settings = agent_settings(config, load)
+    if config.backend == "local":
+        return LocalBackend(settings, expected=config.workers)
+    from corral.pool.dask.backend import DaskBackend
+
+    return DaskBackend(settings, config.dask or DaskConfig())
+
+
+def agent_settings(config: WorkerPoolConfig, load: Load) -> AgentSettings:
+    """What every agent of a pool is told."""
+    logs = None if config.log_dir is None else str(Path(config.log_dir).resolve())
+    by_value = b"cloudpickle" in load.builder
+    return AgentSettings(MainScript.of_this_process(), logs, config.memory_bytes, by_value=by_value)
 
 
 def _make_log_folder(folder: str | os.PathLike[str]) -> None:
@@ -342,22 +358,3 @@ def _pickle(build_envs: BuildEnvs) -> bytes:
             "make what cannot be sent (locks, handles, connections) inside the function",
             record=record,
         ) from None
-
-
-@contextlib.contextmanager
-def _quiet_reaper() -> Any:
-    """Keep a line of asyncio's from the user that says nothing to them.
-
-    On Python 3.11, when a child ends by itself, asyncio and subprocess race for its exit status; the loser warns of an
-    "Unknown child process". The worker's own report holds the status that counts.
-    """
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "Unknown child process" not in record.msg
-
-    logger = logging.getLogger("asyncio")
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)

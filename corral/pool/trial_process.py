@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from corral.environment import Environment
 from corral.errors import ConfigError, ErrorRecord, NotFound, ProtocolError, SerializationError, ToolError, TrialError
@@ -20,7 +20,6 @@ from corral.pool import guards, leaving
 from corral.pool.link import Link
 from corral.pool.main_script import MainScript, import_main
 from corral.pool.printed import Printed
-from corral.pool.traces import Traces
 from corral.pool.wire import (
     Close,
     Closed,
@@ -36,6 +35,9 @@ from corral.pool.wire import (
 )
 from corral.runtime import TrialRuntime
 from corral.types import TrialSpec
+
+if TYPE_CHECKING:
+    from corral.pool.traces import Traces
 
 EXIT_BROKEN = 70
 """Exit code of a trial process that failed by Corral's own doing (EX_SOFTWARE of sysexits.h)."""
@@ -88,6 +90,8 @@ class TrialServer:
         self._used_before[spec.runtime_id] = used_so_far()[1]
         log_start = self._printed.begin(spec.runtime_id)
         if self._reused:
+            from corral.pool.traces import Traces
+
             self._traces[spec.runtime_id] = Traces(self._packages - {"corral"})
         try:
             runtime = TrialRuntime(self._environments[spec.task_id], spec, self._work_root, own_process=True)

@@ -1,9 +1,9 @@
 """What the supervisor and its workers say to each other, and how it becomes bytes. No sockets, no clock.
 
 Purpose
-    One frame carries one message: a header (the length of the pickle, the number of buffers behind it), the buffers'
-    lengths, the pickle, the buffers. Large arrays travel as buffers (pickle protocol 5) and are not copied into the
-    pickle.
+    One frame carries one message: a header (the length of the pickle, the number of buffers behind it, the processor
+    that its sender ran on), the buffers' lengths, the pickle, the buffers. Large arrays travel as buffers (pickle
+    protocol 5) and are not copied into the pickle.
 Guarantees
     A reader never unpickles a frame that is not complete, and never one from a peer that has not shown its ticket: the
     hello has a fixed form that needs no unpickling. A frame over MAX_FRAME is refused by the writer, before a byte of
@@ -14,10 +14,10 @@ Assumptions
 
 from __future__ import annotations
 
-import hmac
 import pickle
 import struct
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from corral.errors import (
@@ -30,6 +30,7 @@ from corral.errors import (
     SerializationError,
     TrialError,
 )
+from corral.lean import dataclass
 from corral.types import Action, FreshMode, TaskInfo, ToolResponse, TrialSpec
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Ticket:
 
     def matches(self, secret: bytes) -> bool:
         """Compare in constant time."""
+        import hmac  # the supervisor's business
+
         return hmac.compare_digest(self.secret, secret)
 
 
@@ -91,9 +94,7 @@ class HostSpec:
     keep_log: bool
     """Whether the log is kept from trial to trial; else it holds the current trial's output only."""
     main: MainScript | None = None
-    """What it imports before it connects."""
-    stays_clean: bool = False
-    """Whether it loads nothing of the user's, so that new interpreters for its leases can be forks of it."""
+    """What it imports before it builds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class NurserySpec:
     log_path: str
     lifeline: str
     """A path that its forks hold open: its other end is the supervisor's."""
+    modules: tuple[str, ...] = ()
+    """Of Corral's own, and of what it is made with: what its forks will load anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,11 @@ class Load:
     """Whether the pool knows the catalogue already: then the worker's is empty."""
     renewed_after: int | None = None
     """Trials after which another worker takes its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """From a worker: the main script is imported, and it goes on to build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,48 +321,64 @@ class Closed:
         }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message that is passed on as it came: who does so does not know what it is."""
+
+    data: Buffer
+
+
 Message = (
-    StartWorker | Load | Loaded | LoadFailed | StartProcess | Serves | ProcessStarted | ProcessEnded
-    | Open | Perform | Close | Finish | Done | Failed | Refused
+    StartWorker | Load | Imported | Loaded | LoadFailed | StartProcess | Serves | ProcessStarted | ProcessEnded
+    | Open | Perform | Close | Finish | Done | Failed | Refused | Frame
 )  # fmt: skip
 
-_MESSAGES = frozenset(get_args(Message))
+_MESSAGES = frozenset(get_args(Message)) - {Frame}
 
 # ---- frames --------------------------------------------------------------------------------------------------------
 
-_HEADER = struct.Struct("!QH")
+_HEADER = struct.Struct("!QHH")
 _LENGTH = struct.Struct("!Q")
 
+NOWHERE = 2**16 - 1
+"""The processor of a sender that does not know where it runs."""
 
 _PERFORM, _RESPONSE = "perform", "response"
+_ACTIONS = {str(action): action for action in Action}
 
 
 def _packed(message: Message) -> Any:
     """What is pickled. A tool call and its response, nearly all that is ever sent, go as plain tuples: a third of the
     cost of pickling their classes.
     """
-    if isinstance(message, Perform):
-        return _PERFORM, message.runtime_id, str(message.action), message.arguments
-    if isinstance(message, Done) and isinstance(message.value, ToolResponse):
+    if type(message) is Perform:
+        return _PERFORM, message.runtime_id, str.__str__(message.action), message.arguments
+    if type(message) is Done and type(message.value) is ToolResponse:
         return _RESPONSE, message.value.success, message.value.result, message.value.error
     return message
 
 
-def _unpacked(value: Any) -> Any:
+def _unpacked(value: Any) -> Message:
+    """The message again. ProtocolError for what is none."""
     if type(value) is tuple and len(value) == 4:
         kind, first, second, third = value
         if kind == _PERFORM:
-            return Perform(first, Action(second), third)
+            return Perform(first, _ACTIONS[second], third)
         if kind == _RESPONSE:
             return Done(ToolResponse(first, second, third))
-    return value
+    if type(value) not in _MESSAGES:
+        raise ProtocolError(f"a frame holds a {type(value).__name__}, which is no message")
+    message: Message = value
+    return message
 
 
-def encode(message: Message) -> list[Buffer]:
-    """The frame of ``message``, as buffers to be sent one behind the other.
+def encode(message: Message, processor: int = NOWHERE) -> list[Buffer]:
+    """The frame of ``message``, as buffers to be sent one behind the other. ``processor``: the one that this runs on.
 
     Raises SerializationError if it cannot be pickled or is larger than MAX_FRAME.
     """
+    if type(message) is Frame:
+        return [message.data]
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = pickle.dumps(_packed(message), protocol=5, buffer_callback=buffers.append)
@@ -364,16 +388,16 @@ def encode(message: Message) -> list[Buffer]:
     except Exception as error:
         record = ErrorRecord.of(error)
         raise SerializationError(f"a value cannot be sent between processes: {record}", record=record) from None
-    size = len(body) + sum(view.nbytes for view in views) if views else len(body)
+    size = sum((view.nbytes for view in views), len(body)) if views else len(body)
     if size > MAX_FRAME:
         raise SerializationError(
             f"a value of {size / 2**20:.0f} MiB is over the limit of {MAX_FRAME / 2**20:.0f} MiB for one message; "
             "write it to a file in the workspace and send its path"
         )
-    header = _HEADER.pack(len(body), len(views))
-    if views:
-        header += b"".join(_LENGTH.pack(view.nbytes) for view in views)
-    return [header + body, *views]
+    header = _HEADER.pack(len(body), len(views), processor)
+    if not views:
+        return [header + body]
+    return [header + b"".join(_LENGTH.pack(view.nbytes) for view in views) + body, *views]
 
 
 LARGE = 2**18
@@ -390,13 +414,15 @@ class _Outline(NamedTuple):
     sizes: tuple[int, ...]
     """Of the buffers behind it."""
     end: int
+    processor: int
+    """Where its sender ran."""
 
     @classmethod
-    def read(cls, data: bytearray) -> _Outline | None:
+    def read(cls, data: bytes | bytearray) -> _Outline | None:
         """None if more bytes are needed. ProtocolError if the bytes are no frame."""
         if len(data) < _HEADER.size:
             return None
-        length, count = _HEADER.unpack_from(data)
+        length, count, processor = _HEADER.unpack_from(data)
         if length > MAX_FRAME or count > MAX_BUFFERS:
             raise ProtocolError(f"a frame announces {length} bytes and {count} buffers; that is no frame of ours")
         start = _HEADER.size + count * _LENGTH.size
@@ -408,7 +434,7 @@ class _Outline(NamedTuple):
         end = start + length + sum(sizes)
         if end - start > MAX_FRAME:
             raise ProtocolError(f"a frame announces {end - start} bytes, over the limit of {MAX_FRAME}")
-        return cls(start, length, sizes, end)
+        return cls(start, length, sizes, end, processor)
 
     def message(self, frame: bytearray) -> Message:
         """The message that a whole frame holds. Its buffers stay where they are."""
@@ -418,13 +444,17 @@ class _Outline(NamedTuple):
         for size in self.sizes:
             buffers.append(view[offset : offset + size])
             offset += size
-        try:
-            message: Message = _unpacked(pickle.loads(view[self.start : self.start + self.length], buffers=buffers))
-        except Exception as error:
-            raise ProtocolError(f"a frame cannot be read: {ErrorRecord.of(error)}") from error
-        if type(message) not in _MESSAGES:
-            raise ProtocolError(f"a frame holds a {type(message).__name__}, which is no message")
-        return message
+        return _read(view[self.start : self.start + self.length], buffers)
+
+
+def _read(body: memoryview, buffers: Sequence[memoryview] = ()) -> Message:
+    """The message of a pickle and its buffers."""
+    try:
+        return _unpacked(pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body))
+    except ProtocolError:
+        raise
+    except Exception as error:
+        raise ProtocolError(f"a frame cannot be read: {ErrorRecord.of(error)}") from error
 
 
 @dataclass
@@ -444,13 +474,19 @@ class Decoder:
     ``fill``. All others are fed.
     """
 
-    _data: bytearray = field(default_factory=bytearray)
+    processor: int = NOWHERE
+    """Where the sender of the last message ran."""
+    _data: bytes | bytearray = b""
     _large: _LargeFrame | None = None
 
     def feed(self, data: Buffer) -> None:
         """Add bytes that arrived."""
         if self._large is None:
-            self._data += data
+            if type(data) is bytes and not self._data:
+                self._data = data
+            else:
+                self._data = self._data if isinstance(self._data, bytearray) else bytearray(self._data)
+                self._data += data
             return
         rest = memoryview(data)
         space = self.space()
@@ -481,6 +517,16 @@ class Decoder:
         if self._large is not None:
             return self._next_large(self._large)
         data = self._data
+        if len(data) < _HEADER.size:
+            return None
+        length, count, processor = _HEADER.unpack_from(data)
+        if not count and len(data) == _HEADER.size + length:  # one message without buffers, as nearly all are
+            self._data, self.processor = b"", processor
+            return _read(memoryview(data)[_HEADER.size :])
+        return self._next_of_several(data)
+
+    def _next_of_several(self, data: bytes | bytearray) -> Message | None:
+        """Of what is not one whole message without buffers: a part, or several."""
         outline = _Outline.read(data)
         if outline is None:
             return None
@@ -488,16 +534,29 @@ class Decoder:
             if outline.end > LARGE:
                 frame = bytearray(outline.end)
                 frame[: len(data)] = data
-                self._large, self._data = _LargeFrame(outline, frame, len(data)), bytearray()
+                self._large, self._data = _LargeFrame(outline, frame, len(data)), b""
             return None
-        if len(data) == outline.end:
-            self._data = bytearray()
-            return outline.message(data)
-        frame, self._data = data[: outline.end], data[outline.end :]
-        return outline.message(frame)
+        frame, self._data = bytearray(data[: outline.end]), data[outline.end :]
+        return self._take(outline, frame)
 
     def _next_large(self, large: _LargeFrame) -> Message | None:
         if large.filled < large.outline.end:
             return None
         self._large = None
-        return large.outline.message(large.bytes)
+        return self._take(large.outline, large.bytes)
+
+    def _take(self, outline: _Outline, frame: bytearray) -> Message:
+        self.processor = outline.processor
+        return outline.message(frame)
+
+
+class FrameDecoder(Decoder):
+    """Bytes in, whole frames out, for who passes them on and cannot read them."""
+
+    def next(self) -> Message | None:
+        """The next whole frame, or None if more bytes are needed. ProtocolError if the bytes are no frame."""
+        return self._next_large(self._large) if self._large is not None else self._next_of_several(self._data)
+
+    def _take(self, outline: _Outline, frame: bytearray) -> Message:
+        self.processor = outline.processor
+        return Frame(frame)

@@ -17,32 +17,29 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 from anyio import BrokenWorkerProcess
 from anyio.abc import TaskGroup
 
-from corral.errors import (
-    ConfigError,
-    EnvStartError,
-    ErrorRecord,
-    ProtocolError,
-    TrialError,
-    WorkerDied,
-)
+from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, TrialError
 from corral.pool.ahead import Ahead
+from corral.pool.backend import Asked, SlotRef, result_of
 from corral.pool.channel import Channel, Listener, Visitor
+from corral.pool.ending import Ending, NoAnswer
 from corral.pool.interpreter import Interpreter
 from corral.pool.logs import as_text, tail
 from corral.pool.nursery import Fork
-from corral.pool.processes import descendants, find_process, is_stopped, see_off, signal_all
+from corral.pool.processes import descendants, find_process, is_stopped, see_off, signal_all, tree_rss
 from corral.pool.starts import ENDED, LostStart, SlowStart, with_output
 from corral.pool.wire import (
     Done,
     Failed,
     Finish,
     HostSpec,
+    Imported,
     Load,
     Loaded,
     LoadFailed,
@@ -53,6 +50,7 @@ from corral.pool.wire import (
     Serves,
     StartProcess,
 )
+from corral.threads import call_blocking
 from corral.types import FreshMode
 
 KILL_PATIENCE = 5.0
@@ -86,7 +84,8 @@ class TrialProcess:
         """Its worker knows that it serves; or it has ended."""
         self.ended = anyio.Event()
         self.end: ProcessEnded | None = None
-        self._doom: TrialError | None = None
+        self.doom: TrialError | None = None
+        """Why it was killed, where its requests are to say so."""
         self._killing = False
         self._asking = False
         self.log_start = 0
@@ -100,27 +99,27 @@ class TrialProcess:
     @property
     def alive(self) -> bool:
         """Whether it can be asked something."""
-        return self.pid != 0 and not self.ended.is_set() and self._doom is None
+        return self.pid != 0 and not self.ended.is_set() and self.doom is None
 
     async def request(self, message: Message, phase: str) -> Any:
         """Send a request and wait for its answer; ``phase`` says in words what it does."""
-        channel = self.visitor.channel
-        if channel is None or self._doom is not None or self.ended.is_set():
-            raise await self.reason(phase)
-        self._asking = True
+        return await result_of(self.ask(message, phase))
+
+    def ask(self, message: Message, phase: str) -> Asked:
+        """Send a request: Done, if it is answered at once, else what waits for its answer, to be awaited next."""
         try:
-            await channel.send(message)
-            answer = await channel.receive()
-        except TrialError:  # it could not be sent, and nothing of it was: the process is as it was
-            raise
-        except (anyio.EndOfStream, ProtocolError) as error:
-            said = str(error) if isinstance(error, ProtocolError) else ""
-            raise await self.reason(phase, said) from None
-        except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
-            await self.kill(last_words=True)
-            raise
-        finally:
-            self._asking = False
+            answer = self._put(message)
+        except NoAnswer as gone:
+            return self._answer(gone, phase)
+        return answer if type(answer) is Done else self._answer(answer, phase)
+
+    async def _answer(self, answer: Message | NoAnswer | None, phase: str) -> Any:
+        try:
+            if isinstance(answer, NoAnswer):
+                raise answer
+            answer = answer or await self._next()
+        except NoAnswer as gone:
+            raise await self.reason(phase, gone.said) from None
         match answer:
             case Done(value):
                 return value
@@ -129,8 +128,55 @@ class TrialProcess:
             case _:
                 raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
 
+    def pass_on(self) -> None:
+        """Its answers are for somebody else: give them unread, as frames."""
+        if self.visitor.channel is not None:
+            self.visitor.channel.pass_on()
+
+    async def exchange(self, message: Message) -> Message:
+        """Send a message and wait for the next one. NoAnswer where there will be none."""
+        return self._put(message) or await self._next()
+
+    def _put(self, message: Message) -> Message | None:
+        """Send a message, and look whether the next one comes at once: None where ``_next`` is to wait for it."""
+        channel = self.visitor.channel
+        if channel is None or self.doom is not None or self.ended.is_set():
+            raise NoAnswer
+        answer = None
+        self._asking = True
+        try:
+            answer = channel.ask(message)
+        except TrialError:  # it could not be sent, and nothing of it was: the process is as it was
+            self._asking = False
+            raise
+        except ProtocolError as error:
+            self._asking = False
+            raise NoAnswer(str(error)) from None
+        self._asking = answer is None
+        return answer
+
+    async def _next(self) -> Message:
+        assert self.visitor.channel is not None
+        try:
+            return await self.visitor.channel.receive()
+        except (anyio.EndOfStream, ProtocolError) as error:
+            raise NoAnswer(str(error) if isinstance(error, ProtocolError) else "") from None
+        except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
+            await self.kill(last_words=True)
+            raise
+        finally:
+            self._asking = False
+
     async def reason(self, phase: str, said: str = "") -> TrialError:
         """Why there is no answer. ``said``: what is wrong with what came instead."""
+        ending, output = await self.ending(said), self.output
+        if self.doom is not None:
+            self.doom.output = self.doom.output or output
+            return self.doom
+        return ending.error(phase, output)
+
+    async def ending(self, said: str = "") -> Ending:
+        """Have it end, if it has not, and tell how it did. ``said``: what is wrong with what came from it."""
         with anyio.move_on_after(REPORT_PATIENCE):
             await self.ended.wait()
         if self._worker.is_lost and not self.ended.is_set():
@@ -141,20 +187,7 @@ class TrialProcess:
         end = self.end
         if end is not None and end.status not in (None, -signal.SIGKILL):
             lost = False  # it ended by itself after all; on a busy machine the report took its time
-        output = self.output
-        if self._doom is not None:
-            self._doom.output = self._doom.output or output
-            return self._doom
-        if end is not None and end.record is not None:
-            return EnvStartError.because("starting a trial process", end.record)
-        if lost:
-            return WorkerDied.lost(phase, pid=self.pid, slot=self._worker.slot, output=output, reason=said)
-        if end is None or end.status is None:
-            worker = self._worker
-            return WorkerDied.with_its_worker(
-                phase, worker=worker.pid, pid=self.pid, slot=worker.slot, status=worker.status, output=output
-            )
-        return WorkerDied.during(phase, pid=self.pid, slot=self._worker.slot, status=end.status, output=output)
+        return Ending(self.pid, self._worker.ref, end, self._worker.status, lost=lost, said=said)
 
     async def finish(self, patience: float = FINISH_PATIENCE) -> None:
         """Let it close its trials and end; kill it if it does not, within ``patience`` seconds."""
@@ -176,7 +209,7 @@ class TrialProcess:
         """
         with anyio.CancelScope(shield=True):
             if not self.ended.is_set():
-                self._doom, self._killing = self._doom or doom, True
+                self.doom, self._killing = self.doom or doom, True
                 if last_words:
                     await self._ask_for_last_words()
                 self.signal(signal.SIGKILL)
@@ -190,6 +223,10 @@ class TrialProcess:
         with anyio.move_on_after(LAST_WORDS):
             self.signal(signal.SIGUSR1, group=False)
             await self.ended.wait()
+
+    async def memory(self) -> int:
+        """Bytes that it and all below it hold now."""
+        return await call_blocking(tree_rss, self.pid)
 
     def signal(self, number: int, *, group: bool = True) -> None:
         """Send a signal to it and its group. Nothing happens while its pid is not known."""
@@ -223,8 +260,17 @@ class TrialProcess:
 class Worker:
     """A worker process, which connects back: one long call of ``anyio.to_process``, or a fork of the nursery."""
 
-    def __init__(self, spec: HostSpec, visitor: Visitor, listener: Listener, interpreter: Interpreter | Fork) -> None:
+    def __init__(
+        self,
+        spec: HostSpec,
+        visitor: Visitor,
+        listener: Listener,
+        interpreter: Interpreter | Fork,
+        node: str | None = None,
+    ) -> None:
+        """``node``: the name of this machine, where there are others."""
         self.slot = spec.slot
+        self.node = node
         self.gone = anyio.Event()
         self._spec = spec
         self._visitor = visitor
@@ -241,9 +287,12 @@ class Worker:
         self._channel: Channel | None = None
         self.is_lost = False
         """Whether its connection is gone."""
+        self.fell_with_node = False
+        """It would not be here to tell."""
         self._finishing = False
         """Whether it was told to end what it started, close its connection and wait for its kill."""
         self._processes: dict[int, TrialProcess] = {}
+        self._ahead = Ahead(self, 0)  # until it has loaded
 
     @property
     def pid(self) -> int:
@@ -255,31 +304,42 @@ class Worker:
         """How it ended: exit code, or minus signal. None before, and where that is not known."""
         return self._interpreter.status
 
-    async def start(self, tasks: TaskGroup, load: Load, patience: float, what: str) -> Loaded:
-        """Spawn it and let it load, within ``patience`` seconds. EnvStartError if it could not; then it is gone."""
-        self._tasks, self._patience, self._what = tasks, patience, what
+    @property
+    def ref(self) -> SlotRef:
+        """Which one it is."""
+        return SlotRef(self.slot, self.pid, self.node)
+
+    @property
+    def processes(self) -> tuple[TrialProcess, ...]:
+        """Its trial processes that have not ended."""
+        return tuple(self._processes.values())
+
+    async def spawn(self, tasks: TaskGroup, patience: float) -> None:
+        """Let it be there, within ``patience`` seconds. EnvStartError, and it is gone, if it cannot."""
+        self._tasks, self._patience = tasks, patience
+        async with self._patiently(patience):
+            tasks.start_soon(self._call)
+            await self._visitor.arrived.wait()
+            if self._visitor.channel is None:
+                raise self._failed_start()
+            self._channel = self._visitor.channel
+
+    async def load(self, load: Load, patience: float, what: str) -> Loaded:
+        """Let it load, which is ``what`` it does then. EnvStartError, and it is gone, if it cannot."""
+        assert self._channel is not None
+        self._load, self._patience = load, patience
         self._ahead = Ahead(self, 0 if load.reused else load.renewed_after)
-        try:
-            with anyio.fail_after(patience):
-                tasks.start_soon(self._call)
-                await self._visitor.arrived.wait()
-                if (channel := self._visitor.channel) is None:
-                    raise self._failed_start()
-                self._channel = channel
-                await channel.send(load)
-                answer = await channel.receive()
-        except TimeoutError:
-            raise await self._slow_start() from None
-        except anyio.EndOfStream:
-            await self._end()
-            raise self._failed_start() from None
-        except BaseException:
-            await self.kill()
-            raise
+        self._what = IMPORTING if self._spec.main is not None else what
+        async with self._patiently(patience):
+            await self._channel.send(load)
+            answer = await self._channel.receive()
+            if isinstance(answer, Imported):
+                self._what = what
+                answer = await self._channel.receive()
         if isinstance(answer, Loaded):
             self._usual = answer.fresh
-            tasks.start_soon(self._listen)
-            tasks.start_soon(self._ahead.prepare, answer.fresh, self.gone)
+            self._tasks.start_soon(self._listen)
+            self._tasks.start_soon(self._ahead.prepare, answer.fresh, self.gone)
             return answer
         await self.kill()
         if isinstance(answer, LoadFailed):
@@ -289,6 +349,21 @@ class Worker:
             at = IMPORTING if answer.of_main else what
             raise with_output(kind.because(f"{at}, in a worker,", answer.record), as_text(self._output))
         raise ProtocolError(f"a worker answered with a {type(answer).__name__}")
+
+    @contextlib.asynccontextmanager
+    async def _patiently(self, seconds: float) -> AsyncIterator[None]:
+        """A part of its start: it is gone if that fails, or takes longer."""
+        try:
+            with anyio.fail_after(seconds):
+                yield
+        except TimeoutError:
+            raise await self._slow_start() from None
+        except anyio.EndOfStream:
+            await self._end()
+            raise self._failed_start() from None
+        except BaseException:
+            await self.kill()
+            raise
 
     async def _call(self) -> None:
         try:
@@ -335,9 +410,7 @@ class Worker:
 
     def _phase(self) -> str:
         """What it is at, or was."""
-        if self._channel is not None:
-            return f"{self._what}, in a worker,"
-        return f"{IMPORTING}, in a worker," if self._spec.main is not None else "starting an interpreter"
+        return f"{self._what}, in a worker," if self._what else "starting an interpreter"
 
     async def _slow_birth(self, process: TrialProcess) -> SlowStart:
         """A trial process was made and did not come: what it does then is no fault of this worker."""

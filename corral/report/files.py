@@ -133,7 +133,7 @@ _OF_MESSAGE = frozenset({"timestamp", "created", "created_at", "duration", "elap
 
 _VARYING = (
     (re.compile(r"\bpid \d+"), "pid <pid>"),
-    (re.compile(r"\bslot \d+"), "slot <slot>"),
+    (re.compile(r"\bslot \d+(, node [^\s,()]+)?"), "slot <slot>"),
     (re.compile(r"\bused \d+ MiB"), "used <n> MiB"),
     (re.compile(r"\btr_[0-9a-f]{16}\b"), "tr_<id>"),
 )

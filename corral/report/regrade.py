@@ -178,13 +178,14 @@ class _Regrading:
         try:
             async with Collector(journal, self._display.recorded) as collector:
 
-                async def run_trial(job: Job, configured: Callable[[], None]) -> TaskTrialResult:
-                    return await collector.record(await self._again(job, configured))
+                async def record(job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
+                    return await collector.record(result, hurry=hurry)
 
                 scheduler = Scheduler(
                     self._settings.limits,
                     slots=self._grow_pool(),
-                    run_trial=run_trial,
+                    run_trial=self._again,
+                    record=record,
                     skip_trial=_never,
                     close_episode=_never,
                 )

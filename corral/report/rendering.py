@@ -192,6 +192,7 @@ def _metric(value: object) -> str:
 # Of a worker in the pool's statistics: the key, the heading and the form of each column.
 _WORKER_COLUMNS = (
     ("slot", "slot", str),
+    ("node", "node", str),
     ("pid", "pid", str),
     ("trials", "trials", str),
     ("busy_share", "busy", lambda share: f"{share:.0%}"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from corral.errors import JournalError, ProtocolError
 from corral.journal import Journal, Place
-from corral.records import Record, decode, from_record
+from corral.records import Line, Record, decode, from_record
 from corral.report.figures import seconds_of_calls
 from corral.types import TaskTrialResult, TrialKey
 
@@ -58,10 +58,10 @@ class ShelvingJournal:
         self._journal = journal
         self._shelf = shelf
 
-    def append(self, records: list[Record]) -> None:
+    def append(self, lines: list[Line]) -> None:
         """See Journal."""
-        for record, place in zip(records, self._journal.append(records), strict=True):
-            self._shelf.places[TrialKey(record["task_id"], record["trial_index"])] = place
+        for line, place in zip(lines, self._journal.append(lines), strict=True):
+            self._shelf.places[line.key] = place
 
 
 def read_trial(path: Path, key: TrialKey, place: Place) -> TaskTrialResult:

@@ -171,6 +171,9 @@ class Tally(Silent):
         if "size" not in pool:
             return ""
         shown = [f"{pool[name]} {name}" for name in ("leased", "idle", "starting") if pool.get(name)]
+        if nodes := pool.get("nodes"):
+            lost = sum(node.get("lost") is not None for node in nodes)
+            shown.append(f"{count(len(nodes) - lost, 'node')}" + (f", {lost} lost" if lost else ""))
         if pool.get("restarts"):
             shown.append(count(pool["restarts"], "restart"))
         if self.memory:
@@ -179,12 +182,13 @@ class Tally(Silent):
 
 
 def _memory(workers: object) -> int | None:
-    """Bytes of this process and of those that the pool's statistics name."""
+    """Bytes of this process and of those of this machine that the pool's statistics name."""
     if not isinstance(workers, list):
         return None
     import psutil  # not every display is of a pool
 
-    pids = [worker.get(name) for worker in workers if isinstance(worker, dict) for name in ("pid", "trial_pid")]
+    here = [worker for worker in workers if isinstance(worker, dict) and worker.get("node") is None]
+    pids = [worker.get(name) for worker in here for name in ("pid", "trial_pid")]
     total = 0
     for pid in {os.getpid(), *(pid for pid in pids if isinstance(pid, int))}:
         with contextlib.suppress(psutil.Error):  # it has just ended

@@ -102,15 +102,15 @@ def timeline(trials: Iterable[TaskTrialResult]) -> Timeline:
         Span(trial, attempt, at - origin, at - origin + attempt.seconds, last) for trial, attempt, at, last in known
     ]
     spans.sort(key=lambda span: (span.start, span.trial.key))
-    slots: dict[int, list[Span]] = {}
+    slots: dict[tuple[str, int], list[Span]] = {}
     inside: list[Span] = []
     for span in spans:
         worker = span.attempt.worker
-        (inside if worker is None else slots.setdefault(worker.slot, [])).append(span)
+        (inside if worker is None else slots.setdefault((worker.node or "", worker.slot), [])).append(span)
     lanes = [
-        Lane(f"slot {slot}" + (f" ({number})" if number > 1 else ""), tuple(row))
-        for slot in sorted(slots)
-        for number, row in enumerate(_one_by_one(slots[slot]), 1)
+        Lane(_lane_name(*place) + (f" ({number})" if number > 1 else ""), tuple(row))
+        for place in sorted(slots)
+        for number, row in enumerate(_one_by_one(slots[place]), 1)
     ]
     lanes += [Lane(f"in-process {number}", tuple(row)) for number, row in enumerate(_packed(inside))]
     length = max((span.end for span in spans), default=0.0)
@@ -166,12 +166,18 @@ def _steps(changes: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
     return tuple(steps)
 
 
+def _lane_name(node: str, slot: int) -> str:
+    return f"slot {slot}" + (f" on {node}" if node else "")
+
+
 def restarts(pool: object, line: Timeline) -> dict[str, list[float]]:
     """By lane, when a slot's worker was gone and a new one started, where the pool's statistics tell."""
     statistics = plain(pool)
     workers = statistics.get("workers") if isinstance(statistics, dict) else None
     return {
-        f"slot {worker.get('slot')}": [max(0.0, at - line.origin) for at in worker.get("losses") or ()]
+        _lane_name(worker.get("node") or "", worker.get("slot")): [
+            max(0.0, at - line.origin) for at in worker.get("losses") or ()
+        ]
         for worker in workers or ()
     }
 

@@ -76,6 +76,7 @@ def _attempt(attempt: Attempt) -> Iterator[Line]:
         attempt.failure.value if attempt.failure else "ended",
         f"during {attempt.phase}" if attempt.phase else "",
         f"slot {attempt.worker.slot}, pid {attempt.worker.trial_pid or attempt.worker.pid}" if attempt.worker else "",
+        f"node {attempt.worker.node}" if attempt.worker and attempt.worker.node else "",
         "" if attempt.exit_status is None else f"exit status {attempt.exit_status}",
         duration(attempt.seconds),
         f"{attempt.peak_rss / 2**20:.0f} MiB" if attempt.peak_rss else "",

@@ -24,6 +24,7 @@ COMMANDS = {
     "makespan": "sessions of unequal trials, to the least that their durations allow",
     "planner": "admission and recording by themselves, by the number of trials",
     "server": "a tool call in-process, on the pool, through HTTP and MCP",
+    "distributed": "a tool call on nodes of a Dask cluster: its time, calls a second of many slots, memory",
 }
 
 LEAST_WIDTH = 130

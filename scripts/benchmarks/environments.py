@@ -86,6 +86,12 @@ def build_work() -> dict[str, Environment]:
     return {"work": Work("work", concurrency="process")}
 
 
+def build_wetlab() -> dict[str, Environment]:
+    from corral.envs.wetlab import build_envs
+
+    return build_envs()
+
+
 def build_tasks(mode: ConcurrencyMode, number: int) -> dict[str, Environment]:
     """So many tasks of the same kind."""
     return {f"task-{index:05}": Work(f"task-{index:05}", concurrency=mode) for index in range(number)}

@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import psutil
 
-from benchmarks.environments import build_work
+from benchmarks.environments import build_wetlab, build_work
 from benchmarks.measuring import Timings, count, cpu_seconds
 from benchmarks.pools import Served, serving
 from benchmarks.report import Report, progress
@@ -37,13 +37,7 @@ FORK_WARM = 0.1
 """Seconds in which a fork gets ready, even where the machine has something else to do at first."""
 
 
-def _wetlab() -> Mapping[str, Any]:
-    from corral.envs.wetlab import build_envs
-
-    return build_envs()
-
-
-ENVIRONMENTS: dict[str, Callable[[], Mapping[str, Any]]] = {"wetlab": _wetlab, "light": build_work}
+ENVIRONMENTS: dict[str, Callable[[], Mapping[str, Any]]] = {"wetlab": build_wetlab, "light": build_work}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,14 +21,16 @@ from benchmarks.pools import serving
 from benchmarks.report import Report, progress
 from benchmarks.start import WARM
 
-BASE = "bare interpreter with anyio, cloudpickle, a pydantic model"
+BASE = "bare interpreter with anyio, cloudpickle, pydantic"
 BARE = {
     "bare interpreter": "",
     "bare interpreter with anyio, cloudpickle": "import anyio, cloudpickle",
-    "bare interpreter with anyio, cloudpickle, pydantic": "import anyio, cloudpickle, pydantic",
-    BASE: "import anyio, cloudpickle, pydantic\nclass Model(pydantic.BaseModel):\n    text: str",
+    BASE: "import anyio, cloudpickle, pydantic",
+    f"{BASE}, a model": "import anyio, cloudpickle, pydantic\nclass Model(pydantic.BaseModel):\n    text: str",
 }
-"""Most of pydantic is loaded with the first model, such as that of a tool's arguments."""
+"""Most of pydantic is loaded with the first model."""
+LOADED = {name: f"{BASE}, and {name} built" for name in ENVIRONMENTS if name != "light"}
+"""The same with an environment: what that needs is none of Corral's."""
 SUPERVISOR = (
     "import anyio\n"
     "from benchmarks.environments import build_work\n"
@@ -50,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     report = Report("memory", vars(options))
     found = {name: memory_of(code + "\nprint(flush=True); input()") for name, code in BARE.items()}
+    for name, what in LOADED.items():
+        if name in options.environments and is_installed(name):
+            code = f"environments = __import__('benchmarks.environments', fromlist=['x']).build_{name}()"
+            found[what] = memory_of(f"{BARE[BASE]}\n{code}\nprint(flush=True); input()")
     found["supervisor with a pool of 1"] = memory_of(SUPERVISOR)
     targets: dict[str, Memory] = {}
     for name in options.environments:
@@ -65,7 +71,8 @@ def run(options: argparse.Namespace) -> Report:
     rows = [{"process": name, **_columns(memory), "/ bare": memory.rss / base} for name, memory in found.items()]
     report.table("What processes hold", COLUMNS, rows, f"/ bare: RSS, to a {BASE}")
     for name, memory in targets.items():
-        report.target(f"RSS of an idle worker, {name}, to a {BASE}", memory.rss / base, 1.2)
+        what = LOADED.get(name, BASE)
+        report.target(f"RSS of an idle worker, {name}, to a {what}", memory.rss / found[what].rss, 1.2)
     return report
 
 

@@ -52,16 +52,19 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def requests(number: int, dice: random.Random) -> list[Request]:
-    """Trials in the order in which a session plans them: each task's turn comes once a round."""
-    tasks, models = min(number, MOST_TASKS), list(MODELS)
-    made = []
-    for index in range(number):
-        task = index % tasks
-        needs = {GLOBAL: 1, task_resource(f"task-{task}"): 1, model_resource(models[dice.randrange(3)]): 1}
-        if task % 2:  # every other task runs on the pool
-            needs[SLOT] = 1
-        made.append(Request(index, needs, index))
-    return made
+    """Trials in the order in which a session plans them: each task's turn comes once a round.
+
+    As in a session, the trials of a task by one model share their demands.
+    """
+    tasks = min(number, MOST_TASKS)
+    needs = [[demands(task, model) for model in MODELS] for task in range(tasks)]
+    return [Request(index, needs[index % tasks][dice.randrange(3)], index) for index in range(number)]
+
+
+def demands(task: int, model: str) -> dict[str, int]:
+    """What a trial needs. Every other task runs on the pool."""
+    needs = {GLOBAL: 1, task_resource(f"task-{task}"): 1, model_resource(model): 1}
+    return needs | {SLOT: 1} if task % 2 else needs
 
 
 def filled(number: int, dice: random.Random) -> tuple[Planner, float]:

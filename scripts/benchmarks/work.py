@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 import struct
 import time
-from multiprocessing.connection import Connection
 from socket import AF_UNIX, socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 LENGTH = struct.Struct("!Q")
 

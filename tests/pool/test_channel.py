@@ -18,7 +18,7 @@ from corral.errors import ProtocolError, SerializationError
 from corral.pool import channel
 from corral.pool.channel import Channel, Listener, Visitor, open_listener
 from corral.pool.link import Link
-from corral.pool.wire import Done, Finish, Message, Perform, Ticket
+from corral.pool.wire import NOWHERE, Done, Finish, Message, Perform, Ticket
 from corral.threads import call_blocking
 from corral.types import Action
 
@@ -213,6 +213,62 @@ async def test_what_cannot_be_sent_leaves_the_stream_whole() -> None:
             await ours.send(Done(lambda: 1))
         await ours.send(Done("next"))
         assert await call_blocking(theirs.receive) == Done("next")
+
+
+async def test_an_answer_that_is_there_is_given_without_waiting() -> None:
+    async with paired() as (ours, theirs):
+        theirs.send(Done("first"))
+        assert await ours.receive() == Done("first")  # at once: the next is looked for
+        ours._decoder.processor = NOWHERE
+        theirs.send(Done("second"))
+        assert ours.ask(Finish()) == Done("second")
+        assert theirs.receive() == Finish()
+
+
+async def test_an_answer_that_is_not_there_is_waited_for() -> None:
+    async with paired() as (ours, theirs):
+        for number in range(3):
+            assert ours.ask(Done(number)) is None
+            assert theirs.receive() == Done(number)
+            theirs.send(Done(-number))
+            with anyio.fail_after(5):
+                assert await ours.receive() == Done(-number)
+
+
+async def test_a_large_question_is_sent_to_its_end_while_its_answer_is_waited_for() -> None:
+    array = np.arange(500_000)
+    async with paired() as (ours, theirs):
+
+        def echo() -> None:
+            message = theirs.receive()
+            assert isinstance(message, Done)
+            theirs.send(message)
+
+        with anyio.fail_after(10):
+            assert ours.ask(Done(array)) is None
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call_blocking, echo)
+                answer = await ours.receive()
+    assert isinstance(answer, Done)
+    assert np.array_equal(answer.value, array)
+
+
+async def test_a_question_that_cannot_be_sent_leaves_the_stream_whole() -> None:
+    async with paired() as (ours, theirs):
+        with pytest.raises(SerializationError):
+            ours.ask(Done(lambda: 1))
+        assert ours.ask(Done("next")) is None
+        assert await call_blocking(theirs.receive) == Done("next")
+
+
+async def test_a_question_to_nobody_meets_the_end_of_the_stream() -> None:
+    async with paired() as (ours, theirs):
+        theirs.send(Done(1))
+        assert await ours.receive() == Done(1)
+        theirs.close()
+        assert ours.ask(Done(2)) is None
+        with anyio.fail_after(5), pytest.raises(anyio.EndOfStream):
+            await ours.receive()
 
 
 @pytest.mark.parametrize("part", [0, 5])

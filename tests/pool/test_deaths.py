@@ -49,16 +49,22 @@ ENDS = [
 ]
 
 
+def place_of(pid: int | None, lease: Lease) -> str:
+    """As errors name it."""
+    node = lease.worker.node
+    return f"pid {pid}, slot 0" + (f", node {node}" if node else "")
+
+
 async def test_the_error_names_how_the_process_ended(fresh: str) -> None:
     async with pool(fresh=fresh) as workers:
         for code, status, text in ENDS:
             async with workers.lease() as lease:
                 runtime_id = await opened(lease)
-                pid = lease.worker.trial_pid
+                place = place_of(lease.worker.trial_pid, lease)
                 with pytest.raises(WorkerDied) as caught:
                     await respond(lease, runtime_id, code)
                 assert caught.value.exit_status == status
-                assert str(caught.value) == f"the trial process (pid {pid}, slot 0) {text} during tool python"
+                assert str(caught.value) == f"the trial process ({place}) {text} during tool python"
                 end = lease.end_of_process()
                 assert end is not None
                 assert (end.status, end.peak_rss > 10**6) == (status, True)
@@ -386,12 +392,12 @@ async def test_a_worker_killed_again_and_again_is_replaced_each_time() -> None:
 async def test_a_worker_killed_under_a_lease_fails_its_request_and_the_lease_goes_on() -> None:
     async with pool() as workers, workers.lease() as lease:
         runtime_id = await opened(lease)
-        before = lease.worker
+        before, place = lease.worker, place_of(lease.worker.pid, lease)
         code = "import os, time; print('a last line', flush=True); os.kill(os.getppid(), 9); time.sleep(60)"
         with anyio.fail_after(10), pytest.raises(WorkerDied) as caught:
             await respond(lease, runtime_id, code)
         assert str(caught.value) == (
-            f"the worker (pid {before.pid}, slot 0) was killed by signal 9 (SIGKILL) during tool python, "
+            f"the worker ({place}) was killed by signal 9 (SIGKILL) during tool python, "
             f"and its trial process (pid {before.trial_pid}) with it"
         )
         assert caught.value.exit_status == -signal.SIGKILL
@@ -426,6 +432,7 @@ async def test_a_worker_killed_between_two_trials_of_a_lease_costs_nothing() -> 
             assert await python(lease, await opened(lease), "result = 1") == 1
 
 
+@pytest.mark.local
 async def test_a_stopped_worker_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "KILL_PATIENCE", 0.3)
     async with pool() as workers:

@@ -52,7 +52,7 @@ class Range:
 
         def policy(lab: Any, prompt: str) -> str:
             self.starts[context.task_id] = len((self.folder / "starts").read_text().split())
-            early = self.phase in (*START_PHASES, "fork", "set-up")
+            early = self.phase in (*START_PHASES, "fork", "hello", "set-up")
             if role == ("before" if early else "struck"):
                 (self.folder / "armed").write_text(f"{self.phase}\n{self.names[int(number)]}")
             try:

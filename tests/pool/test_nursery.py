@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import anyio
 import psutil
 import pytest
 
+from corral.errors import EnvStartError, JournalError
 from corral.pool import nursery
+from corral.pool.main_script import MainScript, taken_from_corral
+from corral.pool.starts import MAX_STARTS
+from corral.report import metrics
+from corral.runner import CorralRunner
 from tests.support import pool_envs
 from tests.support.pool_driving import once, opened, pool, python
 from tests.support.pool_waiting import eventually, gone, lives
@@ -69,10 +77,101 @@ async def test_workers_outlive_the_nursery_and_the_next_one_gets_another() -> No
         await eventually(lambda: workers.statistics().nursery_pid is None)
         assert (await once(workers, PARENTS))[0] == before
         os.kill(before, signal.SIGKILL)
+        await eventually(lambda: workers.statistics().workers[0].pid != before)
         after, second = await once(workers, PARENTS)
     assert before != after
     assert second != first
     await gone(second, after)
+
+
+def build_once_the_nursery_is_gone() -> Any:
+    """Kills it, if it is the first that is asked, and then takes for ever."""
+    first = Path(os.environ["NURSERY_MARK"])
+    if not first.exists():
+        first.touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(300)
+    return pool_envs.build()
+
+
+async def test_a_worker_that_was_loading_when_the_nursery_died_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NURSERY_MARK", str(tmp_path / "mark"))
+    with anyio.fail_after(60):
+        async with pool(build_once_the_nursery_is_gone, size=3) as workers:
+            async with workers.lease(), workers.lease(), workers.lease():
+                assert workers.statistics().nursery_pid is not None
+
+
+def build_and_fail() -> Any:
+    """Notes that it ran."""
+    with open(os.environ["NURSERY_MARK"], "a") as mark:
+        mark.write("x")
+    raise ValueError("never")
+
+
+async def test_a_builder_that_cannot_work_runs_in_the_first_slot_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other workers are there, and wait."""
+    monkeypatch.setenv("NURSERY_MARK", str(tmp_path / "mark"))
+    with pytest.raises(EnvStartError, match="never"):
+        async with pool(build_and_fail, size=4):
+            pass
+    assert (tmp_path / "mark").read_text() == "x" * MAX_STARTS
+
+
+async def test_a_worker_loads_nothing_that_its_environment_does_not_need(tmp_path: Path) -> None:
+    script = tmp_path / "light.py"
+    script.write_text(LIGHT)
+    done = await anyio.run_process([sys.executable, str(script)], check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.split() == [b"[]", b"True"]
+
+
+LIGHT = """
+import sys
+from corral import Environment, tool
+
+class Light(Environment):
+    concurrency = "process"
+    def get_task_prompt(self): return ""
+    def score(self): return 1.0
+    @tool
+    def loaded(self, what: str, times: int = 1) -> list:
+        "What is loaded."
+        heavy = ("anyio", "asyncio", "pydantic", "pydantic_core", "docstring_parser")
+        return [name for name in heavy if name in sys.modules]
+
+def build():
+    return {"a": Light("a")}
+
+if __name__ == "__main__":
+    import anyio
+    from corral.pool import WorkerPool, WorkerPoolConfig
+    from corral.types import Action, TrialSpec
+    async def main():
+        async with WorkerPool(build, WorkerPoolConfig(size=1)) as pool:
+            async with pool.lease() as lease:
+                await lease.open(TrialSpec("t", "a"))
+                found = await lease.perform("t", Action.EXECUTE, ("loaded", {"what": "x"}), "a tool")
+                print(found.result, pool.statistics().nursery_pid is not None)
+    anyio.run(main)
+"""
+
+
+def test_what_a_script_takes_from_corral_at_its_top_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os\nfrom corral.errors import JournalError as taken\nimport corral.report.metrics as a_module\n"
+        "if __name__ == '__main__':\n    from corral.runner import CorralRunner as guarded\n"
+    )
+    for name, value in {"taken": JournalError, "a_module": metrics, "guarded": CorralRunner}.items():
+        monkeypatch.setattr(sys.modules["__main__"], name, value, raising=False)
+    assert taken_from_corral(MainScript(str(path))) == {"corral.errors", "corral.report.metrics"}
+    path.write_text("this is no Python")
+    assert taken_from_corral(MainScript(str(path))) == set()
 
 
 async def test_a_nursery_that_was_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +180,7 @@ async def test_a_nursery_that_was_stopped_is_replaced(monkeypatch: pytest.Monkey
         before, first = await once(workers, PARENTS)
         os.kill(first, signal.SIGSTOP)
         os.kill(before, signal.SIGKILL)
+        await eventually(lambda: workers.statistics().workers[0].pid != before)
         with anyio.fail_after(30):
             after, second = await once(workers, PARENTS)
     assert before != after

@@ -203,6 +203,17 @@ def test_a_killed_supervisor_takes_its_loading_workers_with_it(tmp_path: Path, f
     assert remain(pids) == []
 
 
+@pytest.mark.parametrize("fresh", ["fork", "spawn"])
+def test_a_killed_supervisor_takes_what_a_loading_worker_has_started_with_it(tmp_path: Path, fresh: str) -> None:
+    """Even where the worker holds the GIL, and so can do nothing about it."""
+    helper = 'import subprocess; helper = subprocess.Popen(["sleep", "300"]); '
+    noted = 'open(os.environ["PIDS"], "a").write(f"{helper.pid}\\n"); '
+    script = Script(tmp_path, LOADING.replace("FRESH", repr(fresh)).replace("WORK", helper + noted + REGEX))
+    process, pids = watch(script, lambda: script.wait_for(3))
+    end(process, signal.SIGKILL)
+    assert remain(pids) == []
+
+
 def test_a_killed_supervisor_takes_a_worker_with_it_that_loads_late(tmp_path: Path) -> None:
     """The pool spawns; the worker itself loads when a task insists on a fork, long after its start."""
     script = Script(tmp_path, LOADING_TO_FORK.replace("WORK", REGEX))

@@ -9,9 +9,9 @@ import pytest
 
 from corral.errors import EnvStartError, ErrorRecord
 from corral.pool import WorkerPool, starts
+from corral.pool.backend import SlotWorker
 from corral.pool.slots import Slot
 from corral.pool.starts import LONGEST_PAUSE, LOST_PATIENCE, MAX_STARTS, LostStart, SlowStart, Streak, last_lines
-from corral.pool.worker import Worker
 from tests.support.pool_driving import once, pool
 from tests.support.pool_waiting import eventually
 
@@ -69,7 +69,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every worker is killed in the moment in which it is ready; their pids."""
     start, pids = WorkerPool._start_worker, []
 
-    async def start_and_kill(workers: WorkerPool, slot: Slot) -> Worker:
+    async def start_and_kill(workers: WorkerPool, slot: Slot) -> SlotWorker:
         worker = await start(workers, slot)
         pids.append(worker.pid)
         os.kill(worker.pid, signal.SIGKILL)

@@ -16,19 +16,19 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_worker_that_is_ready_just_when_the_pool_closes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer has come, and the pool closes before its task goes on: nobody else would ever end it."""
-    start, loaded = Worker.start, anyio.Event()
+    load, loaded = Worker.load, anyio.Event()
 
     with anyio.fail_after(30):
         async with WorkerPool(benches(a="process"), WorkerPoolConfig(size=1)) as pool:
 
             async def late(worker: Worker, *arguments: Any) -> Any:
-                answer = await start(worker, *arguments)
+                answer = await load(worker, *arguments)
                 loaded.set()
                 with anyio.CancelScope(shield=True):
                     while not pool._closing:
                         await anyio.sleep(0.001)
                 return answer
 
-            monkeypatch.setattr(Worker, "start", late)
+            monkeypatch.setattr(Worker, "load", late)
             pool.resize(2)
             await loaded.wait()

@@ -25,13 +25,17 @@ from corral.pool.wire import (
     LARGE,
     MAX_BUFFERS,
     MAX_FRAME,
+    NOWHERE,
     Close,
     Closed,
     Decoder,
     Done,
     Failed,
     Finish,
+    Frame,
+    FrameDecoder,
     HostSpec,
+    Imported,
     Load,
     Loaded,
     LoadFailed,
@@ -56,6 +60,7 @@ TICKET = Ticket("/tmp/pool.sock", 7, b"s" * 32)
 MESSAGES: list[Message] = [
     StartWorker(HostSpec(TICKET, 0, "/tmp/slot-0", "/tmp/slot-0.log", False)),
     Load(b"builder", "auto"),
+    Imported(),
     Loaded({"a": TaskInfo("a", "process", ("b",))}, "fork", ("left open",)),
     LoadFailed(ErrorRecord("ImportError", "no such module", "Traceback ...")),
     StartProcess(TICKET, "spawn"),
@@ -101,7 +106,18 @@ def test_every_message_comes_out_as_it_went_in(message: Message) -> None:
 
 
 def test_the_sample_above_holds_every_kind_of_message() -> None:
-    assert {type(message) for message in MESSAGES} == set(Message.__args__)
+    assert {type(message) for message in MESSAGES} == set(Message.__args__) - {Frame}
+
+
+def test_frames_are_passed_on_as_they_came() -> None:
+    whole = as_bytes(Done("x" * 1000)) + as_bytes(Done(bytes(2 * LARGE)))
+    decoder, out = FrameDecoder(), b""
+    for position in range(0, len(whole), 100_000):
+        decoder.feed(whole[position : position + 100_000])
+        while (frame := decoder.next()) is not None:
+            assert isinstance(frame, Frame)
+            out += b"".join(bytes(part) for part in encode(frame))
+    assert out == whole
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -297,6 +313,24 @@ def test_a_frame_over_the_limit_is_refused_before_it_is_gathered(monkeypatch: py
         decoder.next()
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["small", "x" * 2 * LARGE, np.arange(9), np.arange(2 * LARGE)],
+    ids=["small", "large", "array", "large array"],
+)
+def test_a_frame_tells_where_its_sender_ran(value: object) -> None:
+    decoder = Decoder()
+    assert decoder.processor == NOWHERE
+    for part in encode(Done(value), 5):
+        decoder.feed(part)
+    assert isinstance(decoder.next(), Done)
+    assert decoder.processor == 5
+    for part in encode(Done(value)):
+        decoder.feed(part)
+    assert isinstance(decoder.next(), Done)
+    assert decoder.processor == NOWHERE
+
+
 # ---- what is no frame of ours ----
 
 
@@ -306,7 +340,7 @@ def test_a_frame_over_the_limit_is_refused_before_it_is_gathered(monkeypatch: py
 )
 def test_a_garbage_header_is_refused_at_once(length: int, count: int) -> None:
     decoder = Decoder()
-    decoder.feed(struct.pack("!QH", length, count))
+    decoder.feed(struct.pack("!QHH", length, count, 0))
     with pytest.raises(ProtocolError, match="no frame of ours"):
         decoder.next()
 
@@ -320,21 +354,21 @@ def test_text_instead_of_a_frame_is_refused() -> None:
 
 def test_a_frame_of_garbage_bytes_is_refused() -> None:
     with pytest.raises(ProtocolError, match="cannot be read"):
-        decoded(struct.pack("!QH", 10, 0) + b"\xff" * 10)
+        decoded(struct.pack("!QHH", 10, 0, 0) + b"\xff" * 10)
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, None, Opened("/w"), TICKET], ids=["dict", "none", "opened", "ticket"])
 def test_a_pickle_that_is_no_message_is_refused(value: object) -> None:
     body = pickle.dumps(value)
     with pytest.raises(ProtocolError, match=f"holds a {type(value).__name__}"):
-        decoded(struct.pack("!QH", len(body), 0) + body)
+        decoded(struct.pack("!QHH", len(body), 0, 0) + body)
 
 
 def test_a_truncated_frame_is_never_unpickled() -> None:
     """Not even when what arrived so far would be a pickle by itself."""
     body = pickle.dumps(Finish())
     decoder = Decoder()
-    decoder.feed(struct.pack("!QH", len(body) + 1, 0) + body)
+    decoder.feed(struct.pack("!QHH", len(body) + 1, 0, 0) + body)
     assert decoder.next() is None
     assert decoder.pending
 

@@ -90,6 +90,11 @@ def roll_and_read(lab: Any, prompt: str) -> Any:
     return lab.call("read")
 
 
+def roller(context: object) -> ScriptedAgent:
+    """An agent factory with that policy."""
+    return ScriptedAgent(roll_and_read)
+
+
 Policy = Callable[[Any, str], Any]
 
 

@@ -12,9 +12,9 @@ LIMITS = {
 
 PHASES = {
     "spawn": "start_timeout",
-    "hello": "start_timeout",
     "load": "start_timeout",
     "fork": "start_timeout",
+    "hello": "start_timeout",
     "set-up": "setup_timeout",
     "tool": "tool_timeout",
     "scoring": "trial_timeout",
@@ -23,43 +23,45 @@ PHASES = {
 }
 """Where user code runs, and the limit that ends it there."""
 
-START_PHASES = ("spawn", "hello", "load")
+START_PHASES = ("spawn", "load")
 
 _AGAIN, _OK, _WARNED, _NEW = "started again", "graded", "graded, a warning", "a new process"
 _LOST = "worker_died: connection lost"
 
 
-def _row(start: str, fork: str, setup: str, tool: str, scoring: str, close: str, between: str) -> dict[str, str]:
-    return dict(zip(PHASES, (start, start, start, fork, setup, tool, scoring, close, between), strict=True))
+def _row(
+    start: str, fork: str, hello: str, setup: str, tool: str, scoring: str, close: str, between: str
+) -> dict[str, str]:
+    return dict(zip(PHASES, (start, start, fork, hello, setup, tool, scoring, close, between), strict=True))
 
 
 def _death(status: int) -> dict[str, str]:
     died = f"worker_died: {status}"
-    return _row(_AGAIN, _OK, died, died, died, _WARNED, _NEW)
+    return _row(_AGAIN, _OK, _OK, died, died, died, _WARNED, _NEW)
 
 
 def _hang(between: str = _NEW) -> dict[str, str]:
-    return _row(_AGAIN, _OK, "env_start", "tool_timeout", "scoring", _WARNED, between)
+    return _row(_AGAIN, _OK, _OK, "env_start", "tool_timeout", "scoring", _WARNED, between)
 
 
 _BY_FAULT = {
-    "raises": _row(_AGAIN, _OK, "env_start", "graded, a failed call", "scoring", _WARNED, _WARNED),
+    "raises": _row(_AGAIN, _OK, _OK, "env_start", "graded, a failed call", "scoring", _WARNED, _WARNED),
     "raises what cannot be rebuilt": _row(
-        _AGAIN, _OK, "env_start", "graded, a failed call", "scoring", _WARNED, _WARNED
+        _AGAIN, _OK, _OK, "env_start", "graded, a failed call", "scoring", _WARNED, _WARNED
     ),
-    "sys.exit(3)": _row(_AGAIN, _OK, "env_start", "tool", "scoring", _WARNED, _WARNED),
+    "sys.exit(3)": _row(_AGAIN, _OK, _OK, "env_start", "tool", "scoring", _WARNED, _WARNED),
     "os._exit(9)": _death(9),
     "SIGSEGV": _death(-11),
     "SIGKILL": _death(-9),
     "SIGSTOP": _hang(),
     "hangs in Python": _hang(_WARNED),
     "hangs and holds the GIL": _hang(),
-    "fills the memory": _row(_AGAIN, _OK, "memory", "memory", "memory", _WARNED, _NEW),
-    "garbage on descriptors 1 and 2": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
-    "10 MB on standard error": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
-    "a result that cannot be sent": _row(_OK, _OK, _OK, "serialization", "scoring", _OK, _WARNED),
-    "closes all descriptors": _row(_AGAIN, _OK, _LOST, _LOST, _LOST, _WARNED, _NEW),
-    "leaves a grandchild": _row(_OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
+    "fills the memory": _row(_AGAIN, _OK, _OK, "memory", "memory", "memory", _WARNED, _NEW),
+    "garbage on descriptors 1 and 2": _row(_OK, _OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
+    "10 MB on standard error": _row(_OK, _OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
+    "a result that cannot be sent": _row(_OK, _OK, _OK, _OK, "serialization", "scoring", _OK, _WARNED),
+    "closes all descriptors": _row(_AGAIN, _OK, _OK, _LOST, _LOST, _LOST, _WARNED, _NEW),
+    "leaves a grandchild": _row(_OK, _OK, _OK, _OK, _OK, _OK, _OK, _WARNED),
 }
 
 OUTCOMES = {phase: {fault: row[phase] for fault, row in _BY_FAULT.items()} for phase in PHASES}
@@ -82,9 +84,9 @@ every one of these faults strike in every place. `tests/support/fault_table.py` 
 | place | what runs there | its limit |
 | --- | --- | --- |
 | spawn | the main script, imported by a new worker | `start_timeout` |
-| hello | what it left running, before the worker has connected | `start_timeout` |
 | load | the builder of the environments | `start_timeout` |
 | fork | handlers of `os.register_at_fork`, in a trial process that was made ahead of time | `start_timeout` |
+| hello | what the main script left in the way of the trial process, as it connects | `start_timeout` |
 | set-up | `setup_fn` | `setup_timeout` |
 | tool | a tool | `tool_timeout` |
 | scoring | `score` | `trial_timeout` |

@@ -8,6 +8,7 @@ from typing import Any
 
 from corral.errors import FailureKind
 from corral.report import BenchmarkResult
+from corral.scheduler import Job
 from corral.types import Attempt, TaskTrialResult, Timings, ToolCall, TrialKey, WorkerRef
 
 
@@ -68,3 +69,8 @@ def run_on(machine: int) -> BenchmarkResult:
         journal=Path(f"/tmp/{machine}/journal"),
         created=datetime(2026, 1, 1 + machine, tzinfo=UTC),
     )
+
+
+async def told(job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
+    """What a scheduler does with a result that needs no journal."""
+    return result

@@ -9,7 +9,7 @@ from typing import Any
 
 from corral.errors import FailureKind
 from corral.journal import FILE_NAME, Header, Journal
-from corral.records import as_recorded, to_record
+from corral.records import as_recorded, line_of, to_record
 from corral.report import BenchmarkResult
 from corral.report.sessions import open_session
 from corral.types import Attempt, TaskTrialResult, Timings, ToolCall, WorkerRef
@@ -94,7 +94,7 @@ def record(result: BenchmarkResult, folder: Path, *, ended: bool = True) -> Benc
     result.journal = folder / FILE_NAME
     journal = Journal.create(folder, header)
     try:
-        journal.append([to_record(trial) for trial in reversed(list(result.trials))])
+        journal.append([line_of(to_record(trial)) for trial in reversed(list(result.trials))])
         if ended:
             journal.append_run(result.closing_record())
     finally:

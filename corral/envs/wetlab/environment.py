@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from annotated_types import Ge, Gt, Le
 
 from corral.environment import Environment
 from corral.envs.wetlab.answers import parse_ions
@@ -19,7 +19,7 @@ from corral.envs.wetlab.tasks import WetlabTask, prompt, score_ions, score_order
 from corral.tools import tool
 from corral.types import ConcurrencyMode
 
-Millilitres = Annotated[float, Field(gt=0, le=250)]
+Millilitres = Annotated[float, Gt(0), Le(250)]
 
 SAMPLE = "sample"
 
@@ -227,7 +227,7 @@ class WetlabEnvironment(Environment):
 
     @tool
     def titrate(
-        self, vessel: str, titrant: str, volume_ml: Millilitres, steps: Annotated[int, Field(ge=1, le=400)] = 200
+        self, vessel: str, titrant: str, volume_ml: Millilitres, steps: Annotated[int, Ge(1), Le(400)] = 200
     ) -> dict[str, Any]:
         """Run in a titrant in equal steps with a glass electrode: what is seen when, and the pH curve.
 
@@ -240,9 +240,7 @@ class WetlabEnvironment(Environment):
         return self.bench.titrate(vessel, titrant, volume_ml, steps)
 
     @tool
-    def solubility_scan(
-        self, vessel: str, titrant: str, points: Annotated[int, Field(ge=1, le=120)] = 60
-    ) -> dict[str, Any]:
+    def solubility_scan(self, vessel: str, titrant: str, points: Annotated[int, Ge(1), Le(120)] = 60) -> dict[str, Any]:
         """Set up many small tubes with the same liquid and more and more titrant: where their look changes.
 
         Args:
@@ -257,8 +255,8 @@ class WetlabEnvironment(Environment):
         self,
         sample: str,
         packing: Literal["cation resin", "sand"],
-        cells: Annotated[int, Field(ge=1, le=40)] = 40,
-        shifts: Annotated[int, Field(ge=1, le=240)] = 240,
+        cells: Annotated[int, Ge(1), Le(40)] = 40,
+        shifts: Annotated[int, Ge(1), Le(240)] = 240,
     ) -> dict[str, Any]:
         """Feed a clear liquid to a packed column and collect the effluent in up to 20 equal fractions, in order.
 

@@ -1,0 +1,66 @@
+"""SUPERVISOR SIDE. The local backend: one agent, in this process, called directly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from corral.pool.agent import Agent, AgentSettings
+from corral.pool.backend import Loss, Node, SlotSpec, Spawned
+from corral.pool.config import available_cpus
+
+
+class LocalBackend:
+    """This machine as the only node. Its workers say nothing of a node: there is but one."""
+
+    def __init__(self, settings: AgentSettings, *, expected: int) -> None:
+        """``expected``: how many slots will have a worker here."""
+        self._agent = Agent(settings, expected=expected)
+        self._nodes = (Node("", cpus=available_cpus()),)
+
+    async def __aenter__(self) -> Self:
+        await self._agent.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._agent.__aexit__(kind, error, trace)
+
+    def nodes(self) -> Sequence[Node]:
+        """This machine."""
+        return self._nodes
+
+    async def nodes_changed(self) -> None:
+        """It stays."""
+        await anyio.sleep_forever()
+
+    async def spawn(self, node: Node, spec: SlotSpec) -> Spawned:
+        """Start a worker. See ``SlotBackend``."""
+        return Spawned(*await self._agent.start(spec))
+
+    async def aclose(self) -> None:
+        """End all workers, and start no other."""
+        await self._agent.aclose()
+
+    def losses(self) -> Sequence[Loss]:
+        """None."""
+        return ()
+
+    def refusals(self) -> Sequence[str]:
+        """None."""
+        return ()
+
+    @property
+    def node_patience(self) -> float:
+        """It is never waited for."""
+        return math.inf
+
+    @property
+    def nursery_pid(self) -> int | None:
+        """The process of which workers are forked, while there is one."""
+        return self._agent.nursery_pid
