@@ -162,13 +162,15 @@ async def test_a_pool_whose_worker_cannot_be_replaced_says_why(tmp_path: Path) -
 
 @pytest.mark.slow
 async def test_a_new_interpreter_that_hangs_while_it_loads_is_given_up(tmp_path: Path) -> None:
-    """The first one loads in time, the next one, behind it, does not: the trial that needs it is told where."""
+    """The first one loads in time. The next one, made ahead, does not, which is charged to nobody; nor does the one that
+    is made in its place: the trial that needs it is told where.
+    """
 
     def build() -> Any:
         import os
 
         (tmp_path / str(os.getpid())).touch()
-        if len(list(tmp_path.iterdir())) == 2:
+        if len(list(tmp_path.iterdir())) in (2, 3):
             pool_envs.hang_in_the_licence_check()
         return pool_envs.build()
 
@@ -176,7 +178,7 @@ async def test_a_new_interpreter_that_hangs_while_it_loads_is_given_up(tmp_path:
         await opened(lease)
         await lease.kill()
         with (
-            anyio.fail_after(10),
+            anyio.fail_after(20),
             pytest.raises(EnvStartError, match=r"(?s)start_timeout = 3 s.*hang_in_the_licence_check"),
         ):
             await opened(lease)
