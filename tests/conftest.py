@@ -95,7 +95,21 @@ def left_behind(before: set[int]) -> list[psutil.Process]:
             continue
         if _is_ours(process):
             found[pid] = process
-    return [process for process in found.values() if _lives(process)]
+    return [process for process in found.values() if _lives(process) and not _serves_on(process, before)]
+
+
+def _serves_on(process: psutil.Process, before: set[int]) -> bool:
+    """Whether it is a fork of one that was there before: of a worker of a server that many tests share."""
+    try:
+        parent = process.parent()
+        return (
+            parent is not None
+            and parent.pid in before
+            and parent.pid != os.getpid()
+            and process.cmdline() == parent.cmdline()
+        )
+    except psutil.Error:
+        return False
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -116,7 +116,8 @@ class Agent:
             async with self._starts:
                 began = time.monotonic()
                 worker = worker or await self._spawn(spec.slot, spec.patience, spec.node)
-                loaded = await worker.load(spec.load, spec.patience - (time.monotonic() - began), spec.what)
+                used = time.monotonic() - began
+                loaded = await worker.load(spec.load, spec.patience, spec.what, used=used)
         except BaseException:
             if worker is not None:
                 await worker.kill()

@@ -33,7 +33,9 @@ STEADY = 10.0
 LINES, WIDTH = 12, 200
 """How much of the output a sentence shows: lines, and characters of each."""
 
-_OURS = re.compile(r'  File "(<frozen runpy>|[^"]*/corral/pool/[^"]*|[^"]*/anyio/to_process\.py)", line \d+ in ')
+_OURS = re.compile(
+    r'  File "(<string>|<frozen runpy>|[^"]*/corral/pool/[^"]*|[^"]*/anyio/to_process\.py)", line \d+ in '
+)
 """A line of a stack, as faulthandler writes it, that tells a user nothing."""
 
 

@@ -324,13 +324,16 @@ class Worker:
                 raise self._failed_start()
             self._channel = self._visitor.channel
 
-    async def load(self, load: Load, patience: float, what: str) -> Loaded:
-        """Let it load, which is ``what`` it does then. EnvStartError, and it is gone, if it cannot."""
+    async def load(self, load: Load, patience: float, what: str, *, used: float = 0.0) -> Loaded:
+        """Let it load, which is ``what`` it does then. EnvStartError, and it is gone, if it cannot.
+
+        ``used``: how much of the seconds have passed already.
+        """
         assert self._channel is not None
         self._load, self._patience = load, patience
         self._ahead = Ahead(self, 0 if load.reused else load.renewed_after)
         self._what = IMPORTING if self._spec.main is not None else what
-        async with self._patiently(patience):
+        async with self._patiently(patience - used):
             await self._channel.send(load)
             answer = await self._channel.receive()
             if isinstance(answer, Imported):

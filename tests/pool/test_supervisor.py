@@ -21,8 +21,8 @@ async def test_a_worker_that_is_ready_just_when_the_pool_closes_is_ended(monkeyp
     with anyio.fail_after(30):
         async with WorkerPool(benches(a="process"), WorkerPoolConfig(size=1)) as pool:
 
-            async def late(worker: Worker, *arguments: Any) -> Any:
-                answer = await load(worker, *arguments)
+            async def late(worker: Worker, *arguments: Any, **options: Any) -> Any:
+                answer = await load(worker, *arguments, **options)
                 loaded.set()
                 with anyio.CancelScope(shield=True):
                     while not pool._closing:

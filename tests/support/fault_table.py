@@ -86,7 +86,7 @@ every one of these faults strike in every place. `tests/support/fault_table.py` 
 | spawn | the main script, imported by a new worker | `start_timeout` |
 | load | the builder of the environments | `start_timeout` |
 | fork | handlers of `os.register_at_fork`, in a trial process that was made ahead of time | `start_timeout` |
-| hello | what the main script left in the way of the trial process, as it connects | `start_timeout` |
+| hello | what the main script left in the way of such a process, as it connects | `start_timeout` |
 | set-up | `setup_fn` | `setup_timeout` |
 | tool | a tool | `tool_timeout` |
 | scoring | `score` | `trial_timeout` |

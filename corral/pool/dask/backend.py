@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import secrets
@@ -35,6 +36,9 @@ from corral.pool.starts import NodeLost
 
 if TYPE_CHECKING:
     from corral.pool.dask.plugin import AgentPlugin
+
+
+_log = logging.getLogger(__name__)
 
 
 class DaskBackend:
@@ -112,6 +116,7 @@ class DaskBackend:
                         lost.lose(gone.status)
             case NodeRefused(reason):
                 self._refusals.append(reason)
+                _log.warning("%s", reason)
         self._forget_lost()
         self._change()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -117,6 +116,8 @@ def is_safe(address: str) -> bool:
     parts = urlsplit(address if "://" in address else f"tcp://{address}")
     if parts.scheme in ENCRYPTED | WITHIN or parts.hostname == "localhost":
         return True
+    import ipaddress  # late: only who has nodes needs it
+
     try:
         return ipaddress.ip_address(parts.hostname or "").is_loopback
     except ValueError:
