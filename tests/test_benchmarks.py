@@ -174,7 +174,7 @@ def test_fresh_and_memory_measure_every_mode(tmp_path: Path) -> None:
     worker, trial = held["worker idle, light, fork"], held["  the trial process, light, fork"]
     assert trial["USS"] < worker["USS"]
     assert held["a pool of 2 idle, all its processes, light, fork"]["RSS"] > 1.5 * worker["RSS"]
-    base = held["bare interpreter with anyio, cloudpickle, a pydantic model"]
+    base = held["bare interpreter with anyio, cloudpickle, pydantic"]
     assert worker["/ bare"] == pytest.approx(worker["RSS"] / base["RSS"])
 
 
