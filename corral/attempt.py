@@ -35,7 +35,7 @@ from corral.errors import (
     TrialError,
 )
 from corral.lean import dataclass
-from corral.pool.wire import Closed
+from corral.pool.messages import Closed
 from corral.report.progress import Progress
 from corral.scheduler import Job
 from corral.service import TrialService

@@ -27,7 +27,7 @@ from corral.counters import Counters
 from corral.errors import ConfigError, NotFound, TrialError
 from corral.guests import Guest, Place, Stay, Visits
 from corral.open_trial import OpenTrial
-from corral.pool.wire import Closed
+from corral.pool.messages import Closed
 from corral.protocol import Draining
 from corral.service import TrialService
 from corral.turns import Turn, Turns

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from corral.errors import NotFound
 from corral.pool.backend import Asked
-from corral.pool.wire import Closed, Opened, ProcessEnded
+from corral.pool.messages import Closed, Opened, ProcessEnded
 from corral.runtime import TrialRuntime
 from corral.source import EnvironmentSource
 from corral.threads import call_blocking

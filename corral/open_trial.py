@@ -16,7 +16,7 @@ from corral.data import to_data
 from corral.errors import NotFound, SerializationError, SubmissionError, TrialError
 from corral.hosts import TrialHost
 from corral.lean import dataclass
-from corral.pool.wire import ProcessEnded
+from corral.pool.messages import ProcessEnded
 from corral.types import Action, TaskTrialResult, ToolCall, ToolResponse, TrialKey, WorkerRef
 
 CALLS_KEPT = 1000

@@ -41,8 +41,8 @@ from corral.errors import (
 from corral.hosts import InProcessHost
 from corral.lean import dataclass
 from corral.open_trial import OpenEpisode, OpenTrial
+from corral.pool.messages import Closed, Done
 from corral.pool.supervisor import WorkerPool
-from corral.pool.wire import Closed, Done
 from corral.source import EnvironmentSource
 from corral.tasks import task_output
 from corral.types import (

@@ -13,7 +13,7 @@ import pytest
 
 from corral.pool import supervisor
 from corral.pool.config import WorkerPoolConfig
-from corral.pool.wire import Load
+from corral.pool.messages import Load
 
 MARK = "CORRAL_TEST_RUN"
 """Processes inherit this variable: so a child of a killed child, which nobody is the parent of, is found too."""

@@ -37,7 +37,8 @@ LAYERS: list[set[str]] = [
 """From the bottom up. A module imports from its own layer and those below; within a layer there are no cycles."""
 
 PURE = {
-    "data", "episode", "errors", "planner", "pool.lifecycle", "pool.wire", "records", "report.comparison",
+    "data", "episode", "errors", "planner", "pool.hello", "pool.lifecycle", "pool.messages", "pool.wire", "records",
+    "report.comparison",
     "report.figures", "report.intervals", "report.metrics", "report.timeline", "report.transcript", "tasks",
     "types",
 }  # fmt: skip
@@ -53,14 +54,16 @@ WORKER_SIDE = {"pool.guards", "pool.host", "pool.leaving", "pool.link", "pool.nu
                "pool.rehearsal", "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
 WORKER_MAY = {
     "arguments", "catalogue", "data", "environment", "errors", "guide", "jobs", "lean", "pool.glance", "pool.logs",
-    "pool.main_script", "pool.wire", "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",
+    "pool.hello", "pool.main_script", "pool.messages", "pool.wire",
+    "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",
     "threads", "tools", "types",
 }  # fmt: skip
 """What the worker side may import beside itself: so a worker stays small and knows nothing of the run."""
 
 WORKER_NEVER = {
     "httpx", "fastapi", "starlette", "uvicorn", "rich", "trio", "corral.agents", "corral.collector", "corral.journal",
-    "corral.pool.supervisor", "corral.pool.worker", "corral.routers", "corral.runner", "corral.scheduler",
+    "corral.pool.supervisor", "corral.pool.trial_handle", "corral.pool.worker", "corral.routers",
+    "corral.runner", "corral.scheduler",
     "corral.app", "corral.remote", "corral.service", "corral.serving", "mcp", "prometheus_client",
 }  # fmt: skip
 """What is never loaded in a worker, directly or by way of others."""

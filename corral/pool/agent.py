@@ -26,12 +26,14 @@ from corral.lean import dataclass
 from corral.pool.backend import SlotSpec
 from corral.pool.channel import open_listener
 from corral.pool.config import available_cpus
+from corral.pool.hello import Ticket
 from corral.pool.interpreter import Interpreter
 from corral.pool.main_script import MainScript, taken_from_corral
 from corral.pool.memory import MemoryWatch
+from corral.pool.messages import HostSpec, Loaded
 from corral.pool.nursery import Fork, Nursery
-from corral.pool.wire import HostSpec, Loaded, Ticket
-from corral.pool.worker import TrialProcess, Worker
+from corral.pool.trial_handle import TrialProcess
+from corral.pool.worker import Worker
 from corral.scratch import scratch_folder
 
 FORK_PATIENCE = 10.0

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 
 from corral.errors import NotFound, TrialError
+from corral.pool.messages import NOBODY, Close, Message, Serves
 from corral.pool.processes import has_idle_processor
-from corral.pool.wire import NOBODY, Close, Message, Serves
 from corral.types import FreshMode
 
 if TYPE_CHECKING:
-    from corral.pool.worker import TrialProcess, Worker
+    from corral.pool.trial_handle import TrialProcess
+    from corral.pool.worker import Worker
 
 PAUSE = 0.05
 """Seconds after which a process is made though no processor is idle: what begins with a trial has then had its turn."""

@@ -22,7 +22,7 @@ import anyio
 
 from corral.errors import TrialError
 from corral.lean import dataclass
-from corral.pool.wire import Done, Load, Loaded, Message, ProcessEnded
+from corral.pool.messages import Done, Load, Loaded, Message, ProcessEnded
 from corral.types import FreshMode
 
 

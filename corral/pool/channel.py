@@ -27,8 +27,10 @@ from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 from corral.errors import ProtocolError
 from corral.lean import dataclass
 from corral.pool.glance import CHUNK, Glance, here
+from corral.pool.hello import HELLO_SIZE, Ticket, read_hello
 from corral.pool.inlet import open_inlet
-from corral.pool.wire import HELLO_SIZE, Buffer, Decoder, FrameDecoder, Message, Ticket, encode, read_hello
+from corral.pool.messages import Buffer, Message
+from corral.pool.wire import Decoder, FrameDecoder, encode
 
 HELLO_PATIENCE = 10.0
 """Seconds that a stranger may take to show its ticket."""

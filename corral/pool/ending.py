@@ -5,7 +5,7 @@ from __future__ import annotations
 from corral.errors import EnvStartError, TrialError, WorkerDied
 from corral.lean import dataclass
 from corral.pool.backend import SlotRef
-from corral.pool.wire import ProcessEnded
+from corral.pool.messages import ProcessEnded
 
 
 class NoAnswer(Exception):

@@ -6,7 +6,7 @@ import gc
 
 from corral.errors import ConfigError
 from corral.pool.main_script import refuse_while_importing
-from corral.pool.wire import HostSpec, NurserySpec
+from corral.pool.messages import HostSpec, NurserySpec
 
 UNGUARDED = (
     "{what} started while a worker imported your script, and every worker would do so again. Guard the script: "

@@ -36,8 +36,7 @@ from corral.lean import dataclass
 from corral.pool import guards, leaving, printed, rehearsal, trial_process
 from corral.pool.link import Link
 from corral.pool.logs import tail
-from corral.pool.spare import Spare, ended_while_loading, fork_spare, start_spare
-from corral.pool.wire import (
+from corral.pool.messages import (
     Finish,
     HostSpec,
     Imported,
@@ -50,6 +49,7 @@ from corral.pool.wire import (
     Serves,
     StartProcess,
 )
+from corral.pool.spare import Spare, ended_while_loading, fork_spare, start_spare
 from corral.runtime import describe, load, warm_up
 from corral.types import FreshMode
 

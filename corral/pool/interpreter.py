@@ -31,8 +31,8 @@ from anyio import CapacityLimiter, to_process
 from anyio.abc import Process
 
 from corral.pool.entry import enter
+from corral.pool.messages import HostSpec
 from corral.pool.native_threads import limited_environment
-from corral.pool.wire import HostSpec
 
 
 class _NoMainScript:

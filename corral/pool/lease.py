@@ -10,8 +10,8 @@ from corral.errors import NotFound, TrialError, WorkerDied
 from corral.pool.ahead import is_there
 from corral.pool.backend import Asked, SlotProcess, SlotWorker, result_of
 from corral.pool.config import WorkerPoolConfig
+from corral.pool.messages import Close, Closed, Open, Opened, Perform, ProcessEnded
 from corral.pool.slots import Slot
-from corral.pool.wire import Close, Closed, Open, Opened, Perform, ProcessEnded
 from corral.types import Action, TaskInfo, TrialSpec, WorkerRef
 
 MAX_TRIES = 3

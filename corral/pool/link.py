@@ -11,7 +11,9 @@ import select
 import socket
 
 from corral.pool.glance import CHUNK, Glance, here
-from corral.pool.wire import Decoder, Message, Ticket, encode
+from corral.pool.hello import Ticket
+from corral.pool.messages import Message
+from corral.pool.wire import Decoder, encode
 
 
 class Link:

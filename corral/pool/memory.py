@@ -8,7 +8,7 @@ import anyio
 
 from corral.errors import MemoryExceeded
 from corral.pool.processes import tree_rss
-from corral.pool.worker import TrialProcess
+from corral.pool.trial_handle import TrialProcess
 from corral.threads import call_blocking
 
 INTERVAL = 0.25

@@ -30,8 +30,8 @@ from corral.errors import ProtocolError
 from corral.pool.channel import Channel, Listener, Visitor
 from corral.pool.entry import enter_nursery
 from corral.pool.interpreter import Interpreter
+from corral.pool.messages import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
 from corral.pool.processes import is_stopped
-from corral.pool.wire import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
 
 MAX_LOSSES = 2
 """Nurseries in a row that may end without having made a worker, before there are no more."""

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from corral.pool import guards, host, rehearsal
 from corral.pool.link import Link
-from corral.pool.wire import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
+from corral.pool.messages import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
 
 PATIENCE = 2.0
 """Seconds that workers may take to end by themselves when the supervisor is gone."""

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from corral.environment import Environment
 from corral.pool.link import Link
+from corral.pool.messages import Close, Message, Open, Perform
 from corral.pool.trial_process import TrialServer
-from corral.pool.wire import Close, Decoder, Message, Open, Perform, encode
+from corral.pool.wire import Decoder, encode
 from corral.tools import tool
 from corral.types import Action, TrialSpec
 

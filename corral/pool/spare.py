@@ -25,8 +25,8 @@ from corral.errors import ErrorRecord, describe_exit
 from corral.pool import guards, rehearsal
 from corral.pool.link import Link
 from corral.pool.main_script import MainScript
+from corral.pool.messages import HostSpec, Load, Loaded, LoadFailed, StartProcess
 from corral.pool.trial_process import EXIT_BROKEN, TrialServer, load_failed, run, try_main
-from corral.pool.wire import HostSpec, Load, Loaded, LoadFailed, StartProcess
 from corral.runtime import describe, load
 
 _BOOT = (

@@ -38,10 +38,10 @@ from corral.pool.lease import Lease
 from corral.pool.lifecycle import WorkerEvent, WorkerState
 from corral.pool.local import LocalBackend
 from corral.pool.main_script import MainScript
+from corral.pool.messages import Load
 from corral.pool.placement import choose_node
 from corral.pool.slots import Slot, Slots
 from corral.pool.starts import STEADY, LostStart, NodeLost, NoNode, Streak
-from corral.pool.wire import Load
 from corral.source import describe_builder
 from corral.types import TaskInfo
 from corral.unwrap import unwrapped

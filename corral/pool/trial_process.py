@@ -19,8 +19,7 @@ from corral.errors import ConfigError, ErrorRecord, NotFound, ProtocolError, Ser
 from corral.pool import guards, leaving
 from corral.pool.link import Link
 from corral.pool.main_script import MainScript, import_main
-from corral.pool.printed import Printed
-from corral.pool.wire import (
+from corral.pool.messages import (
     Close,
     Closed,
     Done,
@@ -33,6 +32,7 @@ from corral.pool.wire import (
     Perform,
     Refused,
 )
+from corral.pool.printed import Printed
 from corral.runtime import TrialRuntime
 from corral.types import TrialSpec
 

@@ -1,42 +1,28 @@
-"""SUPERVISOR SIDE. One worker and its trial processes: start, request, kill, wait.
+"""SUPERVISOR SIDE. One worker: its start, its loading, its trial processes, its end.
 
-Purpose
-    The one place where processes are killed. Everything above it sees requests that give a value or raise a TrialError.
 Guarantees
-    * A request gives its answer, or raises what ended the trial process: its own death with exit code or signal, the
-      deadline or memory limit for which it was killed, or a lost connection. Never a bare end-of-file.
-    * Every way out of a request in flight that leaves the stream spoiled, cancellation included, goes through one kill
-      and one shielded wait.
-    * After ``kill`` or ``finish`` returns, the trial process and what it started are gone.
-Assumptions
-    Requests of one trial process are made one at a time, by whoever holds its lease.
+    * A start that fails says at what: at the main script, at building the environments, at a new interpreter.
+    * After ``kill`` or ``stop`` returns, the worker and all that it started are gone, and each of its trial processes
+      has been told.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import AsyncIterator
-from typing import Any
 
 import anyio
 from anyio import BrokenWorkerProcess
 from anyio.abc import TaskGroup
 
-from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError, TrialError
+from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError
 from corral.pool.ahead import Ahead
-from corral.pool.backend import Asked, SlotRef, result_of
+from corral.pool.backend import SlotRef
 from corral.pool.channel import Channel, Listener, Visitor
-from corral.pool.ending import Ending, NoAnswer
 from corral.pool.interpreter import Interpreter
 from corral.pool.logs import as_text, tail
-from corral.pool.nursery import Fork
-from corral.pool.processes import descendants, find_process, is_stopped, see_off, signal_all, tree_rss
-from corral.pool.starts import ENDED, LostStart, SlowStart, with_output
-from corral.pool.wire import (
-    Done,
-    Failed,
+from corral.pool.messages import (
     Finish,
     HostSpec,
     Imported,
@@ -46,215 +32,23 @@ from corral.pool.wire import (
     Message,
     ProcessEnded,
     ProcessStarted,
-    Refused,
     Serves,
     StartProcess,
 )
-from corral.threads import call_blocking
+from corral.pool.nursery import Fork
+from corral.pool.processes import descendants, find_process, is_stopped, see_off, signal_all
+from corral.pool.starts import ENDED, LostStart, SlowStart, with_output
+from corral.pool.trial_handle import LAST_WORDS, TrialProcess
 from corral.types import FreshMode
 
-KILL_PATIENCE = 5.0
-"""Seconds that a worker may take to report the end of a killed trial process, before it is killed itself."""
-FINISH_PATIENCE = 10.0
-"""Seconds that a trial process may take to close its trials and end."""
-LAST_WORDS = 0.2
-"""Seconds between the signal that makes a hung process write where it hangs, and its kill."""
-REPORT_PATIENCE = 1.0
-"""Seconds to wait for the report of how a trial process ended whose connection is gone."""
-LOSS_PATIENCE = 3.0
-"""Seconds to wait for it where the worker's connection is gone too, and it is being found out how that ended."""
-
+STOP_PATIENCE = 5.0
+"""Seconds that a worker, and before it a trial process of its, may take to end when it is told to."""
 STOPPED_AFTER = 1.0
 """Seconds after which a worker that does not answer is looked at: whether it was stopped."""
 
 IMPORTING = "importing the main script"
 LAST_OUTPUT = 4096
 """Bytes of a worker's output that the error of a failed start, or of its loss, keeps."""
-
-
-class TrialProcess:
-    """A trial process, for as long as its lease lasts."""
-
-    def __init__(self, worker: Worker, visitor: Visitor) -> None:
-        self._worker = worker
-        self.visitor = visitor
-        self.number = visitor.ticket.number
-        self.pid: int = 0
-        self.confirmed = anyio.Event()
-        """Its worker knows that it serves; or it has ended."""
-        self.ended = anyio.Event()
-        self.end: ProcessEnded | None = None
-        self.doom: TrialError | None = None
-        """Why it was killed, where its requests are to say so."""
-        self._killing = False
-        self._asking = False
-        self.log_start = 0
-        """Where the output of the trial that it serves begins in its slot's log."""
-
-    @property
-    def output(self) -> str:
-        """The tail of what it printed for the trial that it served last, once it has ended."""
-        return self.end.printed_since(self.log_start) if self.end else ""
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can be asked something."""
-        return self.pid != 0 and not self.ended.is_set() and self.doom is None
-
-    async def request(self, message: Message, phase: str) -> Any:
-        """Send a request and wait for its answer; ``phase`` says in words what it does."""
-        return await result_of(self.ask(message, phase))
-
-    def ask(self, message: Message, phase: str) -> Asked:
-        """Send a request: Done, if it is answered at once, else what waits for its answer, to be awaited next."""
-        try:
-            answer = self._put(message)
-        except NoAnswer as gone:
-            return self._answer(gone, phase)
-        return answer if type(answer) is Done else self._answer(answer, phase)
-
-    async def _answer(self, answer: Message | NoAnswer | None, phase: str) -> Any:
-        try:
-            if isinstance(answer, NoAnswer):
-                raise answer
-            answer = answer or await self._next()
-        except NoAnswer as gone:
-            raise await self.reason(phase, gone.said) from None
-        match answer:
-            case Done(value):
-                return value
-            case Failed() | Refused():
-                raise answer.error()
-            case _:
-                raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
-
-    def pass_on(self) -> None:
-        """Its answers are for somebody else: give them unread, as frames."""
-        if self.visitor.channel is not None:
-            self.visitor.channel.pass_on()
-
-    async def exchange(self, message: Message) -> Message:
-        """Send a message and wait for the next one. NoAnswer where there will be none."""
-        return self._put(message) or await self._next()
-
-    def _put(self, message: Message) -> Message | None:
-        """Send a message, and look whether the next one comes at once: None where ``_next`` is to wait for it."""
-        channel = self.visitor.channel
-        if channel is None or self.doom is not None or self.ended.is_set():
-            raise NoAnswer
-        answer = None
-        self._asking = True
-        try:
-            answer = channel.ask(message)
-        except TrialError:  # it could not be sent, and nothing of it was: the process is as it was
-            self._asking = False
-            raise
-        except ProtocolError as error:
-            self._asking = False
-            raise NoAnswer(str(error)) from None
-        self._asking = answer is None
-        return answer
-
-    async def _next(self) -> Message:
-        assert self.visitor.channel is not None
-        try:
-            return await self.visitor.channel.receive()
-        except (anyio.EndOfStream, ProtocolError) as error:
-            raise NoAnswer(str(error) if isinstance(error, ProtocolError) else "") from None
-        except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
-            await self.kill(last_words=True)
-            raise
-        finally:
-            self._asking = False
-
-    async def reason(self, phase: str, said: str = "") -> TrialError:
-        """Why there is no answer. ``said``: what is wrong with what came instead."""
-        ending, output = await self.ending(said), self.output
-        if self.doom is not None:
-            self.doom.output = self.doom.output or output
-            return self.doom
-        return ending.error(phase, output)
-
-    async def ending(self, said: str = "") -> Ending:
-        """Have it end, if it has not, and tell how it did. ``said``: what is wrong with what came from it."""
-        with anyio.move_on_after(REPORT_PATIENCE):
-            await self.ended.wait()
-        if self._worker.is_lost and not self.ended.is_set():
-            with anyio.move_on_after(LOSS_PATIENCE):
-                await self.ended.wait()
-        lost = not self.ended.is_set()
-        await self.kill()
-        end = self.end
-        if end is not None and end.status not in (None, -signal.SIGKILL):
-            lost = False  # it ended by itself after all; on a busy machine the report took its time
-        return Ending(self.pid, self._worker.ref, end, self._worker.status, lost=lost, said=said)
-
-    async def finish(self, patience: float = FINISH_PATIENCE) -> None:
-        """Let it close its trials and end; kill it if it does not, within ``patience`` seconds."""
-        channel = self.visitor.channel
-        with anyio.CancelScope(shield=True):
-            if self.alive and channel is not None and not self._asking:  # with a call in flight it would not listen
-                with anyio.move_on_after(patience) as limit:
-                    try:
-                        await channel.send(Finish())
-                    except anyio.EndOfStream:  # it may just have ended by itself, and is about to be reported
-                        limit.deadline = anyio.current_time() + REPORT_PATIENCE
-                    await self.ended.wait()
-            await self.kill()
-
-    async def kill(self, doom: TrialError | None = None, *, last_words: bool = False) -> None:
-        """Kill it and wait until nothing of it is left.
-
-        ``doom`` becomes the reason that its requests raise. With ``last_words`` it first writes where it hangs.
-        """
-        with anyio.CancelScope(shield=True):
-            if not self.ended.is_set():
-                self.doom, self._killing = self.doom or doom, True
-                if last_words:
-                    await self._ask_for_last_words()
-                self.signal(signal.SIGKILL)
-                with anyio.move_on_after(KILL_PATIENCE):
-                    await self.ended.wait()
-            if not self.ended.is_set():
-                await self._worker.kill()
-            self._close()
-
-    async def _ask_for_last_words(self) -> None:
-        with anyio.move_on_after(LAST_WORDS):
-            self.signal(signal.SIGUSR1, group=False)
-            await self.ended.wait()
-
-    async def memory(self) -> int:
-        """Bytes that it and all below it hold now."""
-        return await call_blocking(tree_rss, self.pid)
-
-    def signal(self, number: int, *, group: bool = True) -> None:
-        """Send a signal to it and its group. Nothing happens while its pid is not known."""
-        if self.pid:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, number)
-            if group:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, number)
-
-    def has_started(self, pid: int) -> None:
-        """The worker's report."""
-        self.pid = pid
-        if self._killing:  # it was given up before its pid was known
-            self.signal(signal.SIGKILL)
-
-    def has_ended(self, end: ProcessEnded) -> None:
-        """The worker's report, or its loss."""
-        self.end = end
-        self.ended.set()
-        self.confirmed.set()
-        self.visitor.give_up()
-        if not self._asking:  # its answer may have come just before its end
-            self._close()
-
-    def _close(self) -> None:
-        if self.visitor.channel is not None:
-            self.visitor.channel.close()
 
 
 class Worker:
@@ -521,10 +315,10 @@ class Worker:
         with anyio.CancelScope(shield=True):
             waiting = self._ahead.close()  # they have nothing to finish
             for process in [process for process in self._processes.values() if process not in waiting]:
-                await process.finish(KILL_PATIENCE)
+                await process.finish(STOP_PATIENCE)
             if self._channel is not None and not self.gone.is_set():
                 self._finishing = True
-                with anyio.move_on_after(KILL_PATIENCE), contextlib.suppress(anyio.EndOfStream):
+                with anyio.move_on_after(STOP_PATIENCE), contextlib.suppress(anyio.EndOfStream):
                     await self._channel.send(Finish())
                     await self.gone.wait()
             await self.kill()

@@ -17,8 +17,10 @@ import pytest
 from corral.errors import ProtocolError, SerializationError
 from corral.pool import channel
 from corral.pool.channel import Channel, Listener, Visitor, open_listener
+from corral.pool.hello import Ticket
 from corral.pool.link import Link
-from corral.pool.wire import NOWHERE, Done, Finish, Message, Perform, Ticket
+from corral.pool.messages import Done, Finish, Message, Perform
+from corral.pool.wire import NOWHERE
 from corral.threads import call_blocking
 from corral.types import Action
 

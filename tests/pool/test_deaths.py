@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from corral.errors import FailureKind, MemoryExceeded, ToolError, TrialError, WorkerDied
-from corral.pool import Lease, WorkerPool
+from corral.pool import Lease, WorkerPool, trial_handle
 from corral.pool import worker as worker_module
 from tests.support import pool_envs
 from tests.support.pool_driving import once, opened, pool, python, respond
@@ -272,7 +272,7 @@ async def test_cancelled_while_its_process_starts_the_lease_lets_go_at_once(fres
             began = time.monotonic()
             async with workers.lease() as lease:
                 await open_and_cancel(lease, steps)
-            assert time.monotonic() - began < worker_module.KILL_PATIENCE
+            assert time.monotonic() - began < trial_handle.KILL_PATIENCE
         assert await serves(workers)
         assert workers.statistics().restarts == 0
 
@@ -434,7 +434,7 @@ async def test_a_worker_killed_between_two_trials_of_a_lease_costs_nothing() -> 
 
 @pytest.mark.local
 async def test_a_stopped_worker_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "KILL_PATIENCE", 0.3)
+    monkeypatch.setattr(worker_module, "STOP_PATIENCE", 0.3)
     async with pool() as workers:
         pid = workers.statistics().workers[0].pid
         assert pid is not None
@@ -457,7 +457,7 @@ async def test_a_stopped_worker_is_replaced_and_no_trial_is_charged(fresh: str) 
 
 async def test_a_stopped_worker_is_killed_when_a_deadline_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot report the end of the trial process that was killed; so it goes too, and the slot serves again."""
-    monkeypatch.setattr(worker_module, "KILL_PATIENCE", 0.3)
+    monkeypatch.setattr(trial_handle, "KILL_PATIENCE", 0.3)
     async with pool() as workers:
         async with workers.lease() as lease:
             runtime_id, started = await start_grandchild(lease, "daemon" if LINUX else "child")

@@ -14,7 +14,8 @@ from corral.pool import glance
 from corral.pool.channel import Channel
 from corral.pool.glance import MOST_SKIPPED, Glance
 from corral.pool.link import Link
-from corral.pool.wire import NOWHERE, Done
+from corral.pool.messages import Done
+from corral.pool.wire import NOWHERE
 
 
 class Clock:

@@ -20,20 +20,14 @@ from corral.errors import (
     SerializationError,
 )
 from corral.pool import wire
-from corral.pool.wire import (
-    HELLO_SIZE,
-    LARGE,
-    MAX_BUFFERS,
-    MAX_FRAME,
-    NOWHERE,
+from corral.pool.hello import HELLO_SIZE, Ticket, read_hello
+from corral.pool.messages import (
     Close,
     Closed,
-    Decoder,
     Done,
     Failed,
     Finish,
     Frame,
-    FrameDecoder,
     HostSpec,
     Imported,
     Load,
@@ -49,10 +43,8 @@ from corral.pool.wire import (
     Serves,
     StartProcess,
     StartWorker,
-    Ticket,
-    encode,
-    read_hello,
 )
+from corral.pool.wire import LARGE, MAX_BUFFERS, MAX_FRAME, NOWHERE, Decoder, FrameDecoder, encode
 from corral.types import Action, TaskInfo, TrialSpec
 
 TICKET = Ticket("/tmp/pool.sock", 7, b"s" * 32)

@@ -36,8 +36,9 @@ from corral.pool.dask.messages import (
     WorkerIs,
 )
 from corral.pool.ending import NoAnswer
-from corral.pool.wire import Failed, Frame
-from corral.pool.worker import TrialProcess, Worker
+from corral.pool.messages import Failed, Frame
+from corral.pool.trial_handle import TrialProcess
+from corral.pool.worker import Worker
 
 HOLD = 1.0
 """Seconds for which a Watch waits for news."""

@@ -20,8 +20,8 @@ from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError
 from corral.pool.agent import AgentSettings
 from corral.pool.backend import SlotSpec
 from corral.pool.ending import Ending
+from corral.pool.messages import Failed, Loaded, ProcessEnded
 from corral.pool.starts import LostStart, SlowStart
-from corral.pool.wire import Failed, Loaded, ProcessEnded
 from corral.types import FreshMode
 
 # ---- what an agent is started with, and how it presents itself ------------------------------------------------------

@@ -31,7 +31,8 @@ from corral.pool.dask.messages import (
     Request,
     Unanswered,
 )
-from corral.pool.wire import Decoder, Done, Failed, Message, ProcessEnded, Refused, encode
+from corral.pool.messages import Done, Failed, Message, ProcessEnded, Refused
+from corral.pool.wire import Decoder, encode
 from corral.types import FreshMode
 
 Call = Callable[[Request], Awaitable[Any]]
