@@ -68,10 +68,10 @@ class _Ahead:
 class Agent:
     """An asynchronous context manager, on asyncio or trio."""
 
-    def __init__(self, settings: AgentSettings, *, expected: int = 0) -> None:
-        """``expected``: how many slots will be asked for, numbered from 0."""
+    def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._expected = expected
+        self._expected = 0
+        """Slots that will be asked for, or were, numbered from 0."""
         self._workers: set[Worker] = set()
         self._ahead: dict[int, _Ahead] = {}
         """By slot: workers that nobody has asked for yet."""
@@ -89,9 +89,6 @@ class Agent:
             stack.enter_context(self._nursery.lifeline())
             stack.push_async_callback(self._shut_down)
             self._tasks.start_soon(MemoryWatch(self._settings.memory_limit).watch, self._processes)
-            for slot in range(self._expected):
-                self._ahead[slot] = ahead = _Ahead()
-                self._tasks.start_soon(self._fork_ahead, slot, ahead)
             self._stack = stack.pop_all()
         return self
 
@@ -99,6 +96,13 @@ class Agent:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, trace)
+
+    def expect(self, slots: int) -> None:
+        """So many slots will be asked for, numbered from 0."""
+        for slot in range(self._expected, slots):
+            self._ahead[slot] = ahead = _Ahead()
+            self._tasks.start_soon(self._fork_ahead, slot, ahead)
+        self._expected = max(self._expected, slots)
 
     @property
     def nursery_pid(self) -> int | None:

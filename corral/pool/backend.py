@@ -171,6 +171,9 @@ class SlotBackend(Protocol):
     def nodes(self) -> Sequence[Node]:
         """Those that take workers now."""
 
+    def scale(self, slots: int) -> None:
+        """So many slots will have a worker, numbered from 0: get ready for them what can be made ahead of time."""
+
     async def nodes_changed(self) -> None:
         """Wait until ``nodes`` gives something else, or will never."""
 

@@ -17,9 +17,8 @@ from corral.pool.config import available_cpus
 class LocalBackend:
     """This machine as the only node. Its workers say nothing of a node: there is but one."""
 
-    def __init__(self, settings: AgentSettings, *, expected: int) -> None:
-        """``expected``: how many slots will have a worker here."""
-        self._agent = Agent(settings, expected=expected)
+    def __init__(self, settings: AgentSettings) -> None:
+        self._agent = Agent(settings)
         self._nodes = (Node("", cpus=available_cpus()),)
 
     async def __aenter__(self) -> Self:
@@ -34,6 +33,10 @@ class LocalBackend:
     def nodes(self) -> Sequence[Node]:
         """This machine."""
         return self._nodes
+
+    def scale(self, slots: int) -> None:
+        """Fork workers for them: they connect, and load when they are asked for."""
+        self._agent.expect(slots)
 
     async def nodes_changed(self) -> None:
         """It stays."""

@@ -138,6 +138,7 @@ class WorkerPool:
             self._backend = await stack.enter_async_context(backend_of(self.config, self._load))
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.push_async_callback(self._shut_down)
+            self._backend.scale(self.config.workers)
             await self._start_first()
             self.resize(self.config.workers)
             self._stack = stack.pop_all()
@@ -161,6 +162,7 @@ class WorkerPool:
 
     def resize(self, size: int) -> None:
         """Grow to ``size`` slots. (A pool never shrinks while it runs: its workers may be leased.)"""
+        self._backend.scale(size)
         while len(self._slots.all) < size:
             self._tasks.start_soon(self._keep, self._slots.add())
 
@@ -328,7 +330,7 @@ def backend_of(config: WorkerPoolConfig, load: Load) -> SlotBackend:
     """Where a pool's workers run."""
     settings = agent_settings(config, load)
     if config.backend == "local":
-        return LocalBackend(settings, expected=config.workers)
+        return LocalBackend(settings)
     from corral.pool.dask.backend import DaskBackend
 
     return DaskBackend(settings, config.dask or DaskConfig())

@@ -93,6 +93,9 @@ class DaskBackend:
         """Why Dask workers that there are take no workers."""
         return tuple(self._refusals)
 
+    def scale(self, slots: int) -> None:
+        """Nothing: a cluster is as large as its owner, or its launch, has made it, and slots wait for room."""
+
     async def nodes_changed(self) -> None:
         """Wait for a node that comes or goes, or for room on one."""
         await self._changed.wait()
