@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import uuid
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,13 +39,41 @@ ON_NODES = {
     "test_chain_faults", "test_chains", "test_deaths", "test_output", "test_pool", "test_runner_faults", "test_states",
     "test_wear",
 }  # fmt: skip
-"""Modules whose tests run a second time with the pool's workers on Dask's nodes, unless they are marked ``local``."""
+"""Modules whose tests run once more with the pool's workers on Dask's nodes, unless they are marked ``local``: half of
+them on each event loop, a third of them with all other slow tests."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__.rpartition(".")[2] in ON_NODES and not metafunc.definition.get_closest_marker("local"):
-        kinds = ["local", pytest.param("dask", marks=[pytest.mark.slow, pytest.mark.timeout(120)])]
+        marks = [pytest.mark.slow, pytest.mark.timeout(120)]
+        if zlib.crc32(metafunc.definition.originalname.encode()) % 3:
+            marks.append(pytest.mark.nodes)
+        kinds = ["local", pytest.param("dask", marks=marks)]
         metafunc.parametrize("backend", kinds, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if _is_on_nodes(item) and _loop_of(item) not in (None, _loop_on_nodes(item))]
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
+
+
+def _is_on_nodes(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and _parameters(item).get("backend") == "dask"
+
+
+def _loop_of(item: pytest.Item) -> object:
+    return _parameters(item).get("anyio_backend")
+
+
+def _loop_on_nodes(item: pytest.Item) -> str:
+    name = getattr(item, "originalname", item.name)
+    return ("asyncio", "trio")[zlib.crc32(name.encode()) % 2]
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
 @pytest.fixture(scope="session")
