@@ -151,7 +151,7 @@ async def test_nobody_listens() -> None:
 async def test_something_that_speaks_no_http() -> None:
     with RawServer([b"SSH-2.0-OpenSSH_9.2\r\n"]).serving() as url:
         async with _client(url) as client:
-            with pytest.raises(EndpointError, match="RemoteProtocolError|ReadError"):
+            with pytest.raises(EndpointError, match=r"RemoteProtocolError|ReadError"):
                 await client.complete(SAID)
 
 
