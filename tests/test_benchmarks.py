@@ -164,7 +164,7 @@ def test_makespan_is_never_below_its_bound(tmp_path: Path) -> None:
 def test_fresh_and_memory_measure_every_mode(tmp_path: Path) -> None:
     given = run(tmp_path, "fresh", "--environments", "light", "--rounds", "1", "--trials", "2", "--kills", "1")
     modes = rows(given, "A trial in fresh process state, light")
-    assert set(modes) == {"reused", "by fork", "by fork, at once", "by spawn", "by spawn, at once"}
+    assert set(modes) == {"reused", "reused, at once", "by fork", "by fork, at once", "by spawn", "by spawn, at once"}
     assert modes["reused"]["over reused"] == 0
     assert all(0 < row["first answer"] < row["whole"] for row in modes.values())
     assert set(rows(given, "From a crash in a trial")) == {"by fork", "by spawn"}
