@@ -36,17 +36,18 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 ON_NODES = {
-    "test_chain_faults", "test_chains", "test_deaths", "test_output", "test_pool", "test_runner_faults", "test_states",
-    "test_wear",
+    "test_ahead", "test_builders", "test_chain_faults", "test_chains", "test_crowds", "test_deaths", "test_evidence",
+    "test_faults", "test_lost_slots", "test_main_script", "test_output", "test_pool", "test_resume", "test_runner",
+    "test_runner_faults", "test_service", "test_states", "test_wear",
 }  # fmt: skip
 """Modules whose tests run once more with the pool's workers on Dask's nodes, unless they are marked ``local``: half of
-them on each event loop, a third of them with all other slow tests."""
+them on each event loop, a fifth of them with all other slow tests."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__.rpartition(".")[2] in ON_NODES and not metafunc.definition.get_closest_marker("local"):
         marks = [pytest.mark.slow, pytest.mark.timeout(120)]
-        if zlib.crc32(metafunc.definition.originalname.encode()) % 3:
+        if zlib.crc32(metafunc.definition.originalname.encode()) % 5:
             marks.append(pytest.mark.nodes)
         kinds = ["local", pytest.param("dask", marks=marks)]
         metafunc.parametrize("backend", kinds, indirect=True)

@@ -226,6 +226,7 @@ async def test_classes_of_a_function_are_sent(fresh: str) -> None:
         assert await once(workers, "result = env.get_task_prompt()") == "local"
 
 
+@pytest.mark.local
 async def test_an_interpreter_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     error = await failure(pool_envs.build)
