@@ -18,7 +18,7 @@ pytest.importorskip("distributed")
 
 from rich.console import Console
 
-from corral import BenchmarkResult, TaskTrialResult
+from corral import BenchmarkResult, CorralRouter, TaskTrialResult
 from corral.errors import ConfigError, EnvStartError, WorkerDied
 from corral.pool import DaskConfig, Lease, LocalNodes, WorkerPool, WorkerPoolConfig
 from corral.pool.dask import versions
@@ -32,6 +32,7 @@ from tests.support.graphs import CHAIN, builder, executions, solve
 from tests.support.pool_driving import once, opened, pool, python, respond
 from tests.support.pool_waiting import eventually, gone, lives
 from tests.support.scripts import python as script_python
+from tests.support.serving import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +58,11 @@ def agent_above(pid: int) -> psutil.Process:
 
 
 async def test_slots_are_shared_out_and_trials_say_where_they_ran(dask_nodes: Cluster) -> None:
-    async with on(dask_nodes, size=4) as workers:
+    async with on(dask_nodes, size=1) as workers:
+        with anyio.fail_after(30):
+            while len(workers.statistics().nodes) < 2:  # else the one that came first would have all
+                await anyio.sleep(0.01)
+        workers.resize(4)
         await ready(workers)
         statistics = workers.statistics()
         assert sorted(worker.node or "" for worker in statistics.workers) == ["a", "a", "b", "b"]
@@ -307,6 +312,21 @@ def test_from_the_shell(tmp_path: Path) -> None:
     assert document["graded"] == document["planned"] == 6
     assert {node["name"] for node in document["pool"]["nodes"]} <= {"local-0", "local-1"}
     assert all(worker["node"] for worker in document["pool"]["workers"] if worker["pid"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_server_whose_workers_are_on_nodes(tmp_path: Path) -> None:
+    """The runner sees no difference."""
+    options = ("--backend", "dask", "--launch", "local:2", "--pool-size", "2")
+    with serving("tests.support.benches:dice", *options) as server:
+        with CorralRouter(server.url) as router:
+            far = bench(router, roll_and_read, tmp_path, trials_per_task=2, seed=1)
+        assert server.stop() == 0
+    here = bench(dice, roll_and_read, tmp_path, trials_per_task=2, seed=1, worker_pool=WorkerPoolConfig(size=2))
+    assert stable_bytes(far) == stable_bytes(here)
+    places = [trial.worker for trial in far.trials if trial.task_id == "process"]
+    assert all(place is not None and place.node in ("local-0", "local-1") for place in places)
 
 
 @pytest.mark.slow
