@@ -41,20 +41,26 @@ ON_NODES = {
     "test_runner_faults", "test_service", "test_states", "test_wear",
 }  # fmt: skip
 """Modules whose tests run once more with the pool's workers on Dask's nodes, unless they are marked ``local``: half of
-them on each event loop, a fifth of them with all other slow tests."""
+them on each event loop, a tenth of them with all other slow tests."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__.rpartition(".")[2] in ON_NODES and not metafunc.definition.get_closest_marker("local"):
         marks = [pytest.mark.slow, pytest.mark.timeout(120)]
-        if zlib.crc32(metafunc.definition.originalname.encode()) % 5:
+        if zlib.crc32(metafunc.definition.originalname.encode()) % 10:
             marks.append(pytest.mark.nodes)
         kinds = ["local", pytest.param("dask", marks=marks)]
         metafunc.parametrize("backend", kinds, indirect=True)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if _is_on_nodes(item) and _loop_of(item) not in (None, _loop_on_nodes(item))]
+    other_loop = [item for item in items if _loop_of(item) not in (None, _loop_on_nodes(item))]
+    left_out = [item for item in other_loop if _is_on_nodes(item)]
+    for item in other_loop:
+        if "dask" in item.path.parts:  # each is on one loop, but for those who want them all
+            item.add_marker("slow")
+            item.add_marker("nodes")
     config.hook.pytest_deselected(items=left_out)
     gone = set(left_out)
     items[:] = [item for item in items if item not in gone]
