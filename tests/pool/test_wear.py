@@ -83,6 +83,7 @@ def runs(count: int, run: Callable[[Path], Any], folder: Path) -> list[tuple[int
 
 
 @pytest.mark.slow
+@pytest.mark.local
 @pytest.mark.timeout(200)
 def test_a_hundred_runs_in_one_process(tmp_path: Path) -> None:
     """On a pool each, with a trial that dies in every one of them, and half a megabyte of results."""
