@@ -38,11 +38,11 @@ from filelock import FileLock, Timeout
 
 from corral.errors import ConfigError, JournalError, SessionMismatch
 from corral.plain import plain
-from corral.records import Line, Record, as_recorded, decode, encode, from_record, known_fields, line_of, to_record
+from corral.records import Line, Record, decode, encode, from_record, known_fields, line_of, to_record
 from corral.types import TrialKey
 
 __all__ = [
-    "Header", "Journal", "Line", "Place", "Reading", "Record", "as_recorded", "check_same", "check_session_id",
+    "Header", "Journal", "Line", "Place", "Reading", "Record", "check_same", "check_session_id",
     "from_record", "line_of", "new_session_id", "read_journal", "to_record",
 ]  # fmt: skip
 

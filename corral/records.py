@@ -95,11 +95,6 @@ def recorded(result: TaskTrialResult, *, replaces: bool = False) -> tuple[Line, 
     return line, from_record(again)
 
 
-def as_recorded(result: TaskTrialResult) -> TaskTrialResult:
-    """``result`` as a resumed session will read it."""
-    return recorded(result)[1]
-
-
 class _Repeated(ValueError):
     """Two names of an object became one, such as 1 and "1"."""
 

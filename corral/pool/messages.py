@@ -14,6 +14,7 @@ from corral.errors import (
     ErrorRecord,
     FailureKind,
     NotFound,
+    ProtocolError,
     TrialError,
 )
 from corral.lean import dataclass
@@ -223,6 +224,17 @@ class Refused:
     def error(self) -> NotFound | ConfigError:
         """The error again."""
         return NotFound(*self.missing) if self.missing else ConfigError(self.message)
+
+
+def value_of(answer: object) -> Any:
+    """What a trial process's answer to a request gives. It raises the error that it is; ProtocolError for no answer."""
+    match answer:
+        case Done(value):
+            return value
+        case Failed() | Refused():
+            raise answer.error()
+        case _:
+            raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

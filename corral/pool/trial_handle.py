@@ -25,7 +25,7 @@ from corral.errors import ProtocolError, TrialError
 from corral.pool.backend import Asked, result_of
 from corral.pool.channel import Visitor
 from corral.pool.ending import Ending, NoAnswer
-from corral.pool.messages import Done, Failed, Finish, Message, ProcessEnded, Refused
+from corral.pool.messages import Done, Finish, Message, ProcessEnded, value_of
 from corral.pool.processes import tree_rss
 from corral.threads import call_blocking
 
@@ -93,13 +93,7 @@ class TrialProcess:
             answer = answer or await self._next()
         except NoAnswer as gone:
             raise await self.reason(phase, gone.said) from None
-        match answer:
-            case Done(value):
-                return value
-            case Failed() | Refused():
-                raise answer.error()
-            case _:
-                raise ProtocolError(f"a trial process answered with a {type(answer).__name__}")
+        return value_of(answer)
 
     def pass_on(self) -> None:
         """Its answers are for somebody else: give them unread, as frames."""

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from corral import records
 from corral.errors import FailureKind
 from corral.journal import FILE_NAME, Header, Journal
-from corral.records import as_recorded, line_of, to_record
+from corral.records import line_of, to_record
 from corral.report import BenchmarkResult
 from corral.report.sessions import open_session
 from corral.types import Attempt, TaskTrialResult, Timings, ToolCall, WorkerRef
@@ -80,7 +81,7 @@ def everything() -> BenchmarkResult:
     ]  # fmt: skip
     slot = {"slot": 0, "pid": 100, "trials": 2, "restarts": 1, "busy_s": 7.0, "losses": [START + 3.2]}
     return BenchmarkResult.collect(
-        "night", ["salt/one", "crash", "calm"], map(as_recorded, trials),
+        "night", ["salt/one", "crash", "calm"], [records.recorded(trial)[1] for trial in trials],
         trials_per_task=3, k_values=(1, 3), run_name="a <night>", model="demo/one", seed=5, wall_seconds=12.5,
         settings={"max_concurrency": 3}, created=NOW,
         pool={"size": 2, "restarts": 1, "workers": [slot]},

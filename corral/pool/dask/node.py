@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from corral.pool.config import available_cpus
+from corral.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -90,9 +91,7 @@ async def _serve(options: argparse.Namespace, security: dict[str, Any], lifeline
         _watch(lifeline, lambda: loop.call_soon_threadsafe(ending.set))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    with tempfile.TemporaryDirectory(
-        prefix="corral-node-", dir=options.local_directory, ignore_cleanup_errors=True
-    ) as folder:
+    with _folder(options.local_directory) as folder:
         worker = _worker(options, security, folder)
         work = asyncio.create_task(_work(worker))
         end = asyncio.create_task(ending.wait())
@@ -101,6 +100,13 @@ async def _serve(options: argparse.Namespace, security: dict[str, Any], lifeline
         if work.done():
             work.result()  # raises what kept the worker from starting
         await worker.close(timeout=END_PATIENCE / 2, executor_wait=False)
+
+
+def _folder(place: str | None) -> tempfile.TemporaryDirectory[str]:
+    """For temporary files. In a ``place`` of the user's, which hosts may share, nothing of others is cleared away."""
+    if place is None:
+        return scratch_folder()
+    return tempfile.TemporaryDirectory(prefix="corral-node-", dir=place, ignore_cleanup_errors=True)
 
 
 def _worker(options: argparse.Namespace, security: dict[str, Any], folder: str) -> Worker:

@@ -18,7 +18,6 @@ import shlex
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from corral.errors import ConfigError, describe_exit
 from corral.pool.config import available_cpus
 from corral.pool.dask.launch import LocalNodes, SSHNodes
 from corral.pool.dask.started import SCHEDULER_OPTIONS, Started, end_of_log, quiet, worker_credentials
+from corral.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from distributed import Scheduler, Security
@@ -53,7 +53,7 @@ async def piped_nodes(launch: LocalNodes | SSHNodes, security: Security) -> Asyn
     from distributed import Scheduler
 
     where = {"host": "127.0.0.1"} if isinstance(launch, LocalNodes) else {"interface": launch.interface}
-    with tempfile.TemporaryDirectory(prefix="corral-nodes-") as folder, quiet():
+    with scratch_folder() as folder, quiet():
         async with Scheduler(protocol="tls://", port=0, security=security, **where, **SCHEDULER_OPTIONS) as scheduler:
             nodes = _PipedNodes(_commands(launch, scheduler.address), scheduler, security, Path(folder))
             try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from corral.errors import NotFound, ProtocolError, TrialError, WorkerDied
+from corral.errors import ProtocolError, TrialError, WorkerDied
 from corral.pool.backend import Asked, Node, SlotRef
 from corral.pool.dask.engine import NodeGone
 from corral.pool.dask.messages import (
@@ -31,7 +31,7 @@ from corral.pool.dask.messages import (
     Request,
     Unanswered,
 )
-from corral.pool.messages import Done, Failed, Message, ProcessEnded, Refused
+from corral.pool.messages import Failed, Message, ProcessEnded, value_of
 from corral.pool.wire import Decoder, encode
 from corral.types import FreshMode
 
@@ -234,11 +234,4 @@ def _opened(frame: bytes) -> Any:
     """What an answer of a trial process holds, or the error that it is."""
     decoder = Decoder()
     decoder.feed(frame)
-    match decoder.next():
-        case Done(value):
-            return value
-        case Failed() | Refused() as failure:
-            error: TrialError | NotFound | Exception = failure.error()
-            raise error
-        case other:
-            raise ProtocolError(f"a trial process answered with a {type(other).__name__}")
+    return value_of(decoder.next())

@@ -87,7 +87,10 @@ async def test_nodes_on_this_machine() -> None:
     assert not remain(pids.values(), within=0)
 
 
-async def test_a_node_that_died_comes_again_under_its_name() -> None:
+async def test_a_node_that_died_comes_again_under_its_name_and_clears_away_what_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with client_of(LocalNodes(2)) as client:
         before = await ask(client, 2, os.getpid)
         os.kill(before["local-1"], signal.SIGKILL)
@@ -100,6 +103,9 @@ async def test_a_node_that_died_comes_again_under_its_name() -> None:
             return False
 
         await eventually_true(replaced)
+        left = list(tmp_path.glob(f"corral-{before['local-1']}-*"))
+        kept = list(tmp_path.glob(f"corral-{before['local-0']}-*"))
+        assert (len(left), len(kept)) == (0, 1)
 
 
 async def test_the_number_of_nodes_can_change() -> None:
