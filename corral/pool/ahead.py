@@ -8,20 +8,20 @@ Guarantees
     * At most one waits for each way in which processes are made; none that no lease can come for: where one process
       serves them all, or the worker is about to be renewed.
     * One that could not be made, was killed or stopped meanwhile, alone or with its worker, is charged to nobody: both
-      are asked before it is used.
+      are looked at before it is used. It has run nothing of anybody's, so one that is there does answer.
     * It is made when a processor is idle, and not in the moment in which many trials begin at once.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 
-from corral.errors import NotFound, TrialError
-from corral.pool.messages import NOBODY, Close, Message, Serves
-from corral.pool.processes import has_idle_processor
+from corral.errors import TrialError
+from corral.pool.messages import Serves
+from corral.pool.processes import has_idle_processor, is_there
 from corral.types import FreshMode
 
 if TYPE_CHECKING:
@@ -30,24 +30,6 @@ if TYPE_CHECKING:
 
 PAUSE = 0.05
 """Seconds after which a process is made though no processor is idle: what begins with a trial has then had its turn."""
-ANSWER_PATIENCE = 5.0
-"""Seconds that a process which is to serve, and has waited, may take to say that it is there."""
-
-
-class _Asked(Protocol):
-    async def request(self, message: Message, phase: str) -> Any: ...
-
-
-async def is_there(process: _Asked) -> bool:
-    """Whether a process that has waited answers. One that was stopped, or computes on, is killed."""
-    try:
-        with anyio.move_on_after(ANSWER_PATIENCE):
-            await process.request(Close(NOBODY), "a question whether it is there")
-    except NotFound:  # so it answers
-        return True
-    except TrialError:
-        return False
-    return False
 
 
 class Ahead:
@@ -67,17 +49,16 @@ class Ahead:
         if process is None:
             return None
         try:
-            if serves := await self._worker.has_come(process):
+            if await self._worker.has_come(process) and await self._worker.is_there() and is_there(process.pid):
                 await self._worker.tell(Serves(process.number))
-                serves = await is_there(process) and await self._worker.confirms(process)
+                return process
         except TrialError:  # nobody's fault: the lease gets another one
-            serves = False
+            pass
         except BaseException:
             await process.kill()
             raise
-        if not serves:
-            await process.kill()
-        return process if serves else None
+        await process.kill()
+        return None
 
     async def prepare(self, fresh: FreshMode, over: anyio.Event) -> None:
         """Have one made: when a processor is idle, ``over`` is set, or after a PAUSE.

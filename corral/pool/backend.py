@@ -84,6 +84,8 @@ class SlotProcess(Protocol):
 
     log_start: int
     """Where the output of the trial that it serves begins in its slot's log."""
+    unheard: bool
+    """Whether it was gone before it had read its last request, and so did nothing for it."""
 
     @property
     def pid(self) -> int:

@@ -54,6 +54,8 @@ class Channel:
         """What is left of a message that was asked."""
         self._looked = False
         """Whether bytes were looked for already, in vain."""
+        self.unread = False
+        """Whether the other end was gone before it had read all that was sent."""
         self._last_turn = perf_counter()
         """When the event loop last had its turn while this waited."""
 
@@ -67,9 +69,10 @@ class Channel:
         try:
             if not self._push(self._unsent) or perf_counter() - self._last_turn > TURN:
                 return None
-        except OSError:
+            data = self._glance.take(self._decoder.processor)
+        except OSError as error:
+            self._failed(error)
             return None
-        data = self._glance.take(self._decoder.processor)
         if not data:
             self._looked = data is None
             return None
@@ -117,9 +120,16 @@ class Channel:
                     self._decoder.feed(data)
                 if not size:
                     raise anyio.EndOfStream
-        except (OSError, anyio.ClosedResourceError):
+        except OSError as error:
+            self._failed(error)
+            raise anyio.EndOfStream from None
+        except anyio.ClosedResourceError:
             raise anyio.EndOfStream from None
         return message
+
+    def _failed(self, error: OSError) -> None:
+        # The kernel tells it once: at the end of a stream whose other end had nothing left to read, there is no error.
+        self.unread = self.unread or isinstance(error, ConnectionResetError | BrokenPipeError)
 
     async def _some(self) -> bytes:
         data = None if self._looked else self._glance.take(self._decoder.processor)

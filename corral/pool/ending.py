@@ -9,10 +9,14 @@ from corral.pool.messages import ProcessEnded
 
 
 class NoAnswer(Exception):
-    """A trial process gave no answer, and will give none. ``said``: what is wrong with what came instead."""
+    """A trial process gave no answer, and will give none. ``said``: what is wrong with what came instead.
 
-    def __init__(self, said: str = "") -> None:
+    ``unheard``: it was gone before it had read the request.
+    """
+
+    def __init__(self, said: str = "", *, unheard: bool = False) -> None:
         self.said = said
+        self.unheard = unheard
         super().__init__(said)
 
 
@@ -31,6 +35,8 @@ class Ending:
     """Whether the process still ran when its connection was gone, and was killed for that."""
     said: str = ""
     """What was wrong with what came from it."""
+    unheard: bool = False
+    """Whether it was gone before it had read the request."""
 
     def error(self, phase: str, output: str) -> TrialError:
         """The error of a request that was at ``phase``. ``output``: what the process printed last."""

@@ -86,7 +86,7 @@ class Glance:
     def take(self, peer: int) -> bytes | None:
         """Bytes that come at once; none at the end of the stream; None if they are to be waited for.
 
-        ``peer``: the processor that they are to come from, or NOWHERE.
+        ``peer``: the processor that they are to come from, or NOWHERE. OSError for a socket that failed.
         """
         self._began = now = perf_counter()
         if not self._pays or _AT_ONCE is None:
@@ -105,8 +105,6 @@ class Glance:
             except BlockingIOError:
                 now = perf_counter()
                 continue
-            except OSError:
-                return b""
             self._to_skip = max(self._to_skip // 2, 1)
             self._next_step -= HIT_EARNS
             return data

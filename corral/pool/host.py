@@ -243,7 +243,6 @@ class Host:
                 return True
             case Serves(number):
                 self._serving = number
-                self._link.send(request)
                 return True
             case Finish():
                 guards.end_children(set())
@@ -302,10 +301,9 @@ class Host:
             assert load_of is not None
             work_root = Path(self._spec.work_root)
             server = trial_process.TrialServer(environments, work_root, reused=load_of.reused)
-            link = Link.connect(order.ticket)
             if order.ahead:
-                rehearsal.rehearse(work_root, link)
-            trial_process.run(link, server)
+                rehearsal.rehearse(work_root)
+            trial_process.run(Link.connect(order.ticket), server)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -6,14 +6,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
+
 from corral.errors import NotFound, TrialError, WorkerDied
-from corral.pool.ahead import is_there
 from corral.pool.backend import Asked, SlotProcess, SlotWorker, result_of
 from corral.pool.config import WorkerPoolConfig
-from corral.pool.messages import Close, Closed, Open, Opened, Perform, ProcessEnded
+from corral.pool.messages import NOBODY, Close, Closed, Open, Opened, Perform, ProcessEnded
 from corral.pool.slots import Slot
 from corral.types import Action, TaskInfo, TrialSpec, WorkerRef
 
+ANSWER_PATIENCE = 5.0
+"""Seconds that a process which has served, and is to serve again, may take to say that it is there."""
 MAX_TRIES = 3
 """Workers in a row that may be gone, before they made a trial process, until a trial is charged for it."""
 
@@ -50,15 +53,22 @@ class Lease:
 
     async def open(self, spec: TrialSpec) -> Opened:
         """Open a trial runtime. EnvStartError if its environment cannot be set up, NotFound for an unknown task."""
-        if not self._prepared:
-            await self.prepare(spec.task_id)
-        self._prepared, process = False, self._living()
         self.slot.trials += 1
         self.slot.trials_of_worker += 1
-        opened = await process.request(Open(spec), f"set-up of {spec.task_id}#{spec.trial_index}")
-        assert isinstance(opened, Opened)
-        process.log_start = opened.log_start
-        return opened
+        for tries_left in reversed(range(MAX_TRIES)):
+            if not self._prepared:
+                await self.prepare(spec.task_id)
+            self._prepared, process = False, self._living()
+            try:
+                opened = await process.request(Open(spec), f"set-up of {spec.task_id}#{spec.trial_index}")
+            except WorkerDied:
+                if process.unheard and tries_left:  # the trial had not begun: its death is not the trial's to pay for
+                    continue
+                raise
+            assert isinstance(opened, Opened)
+            process.log_start = opened.log_start
+            return opened
+        raise AssertionError
 
     async def _process_for(self, task_id: str) -> SlotProcess:
         if self.slot.process is not None and await self._still_serves(self.slot.process):
@@ -85,7 +95,18 @@ class Lease:
         if is_taken_over and limit is not None and await process.memory() > limit / 2:
             await process.finish()
             return False
-        return await is_there(process)
+        return await self._answers(process)
+
+    async def _answers(self, process: SlotProcess) -> bool:
+        """Whether a process that has served answers. One that was stopped, or computes on, is killed."""
+        try:
+            with anyio.move_on_after(ANSWER_PATIENCE):
+                await process.request(Close(NOBODY), "a question whether it is there")
+        except NotFound:  # so it answers
+            return True
+        except TrialError:
+            return False
+        return False
 
     async def _worker(self) -> SlotWorker:
         while (worker := self.slot.worker) is None:  # checked again after the wait: it may be lost meanwhile

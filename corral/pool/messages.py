@@ -111,10 +111,7 @@ class StartProcess:
 
 @dataclass(frozen=True, slots=True)
 class Serves:
-    """To a worker: the trial process of ticket ``number``, made ahead of time, serves a lease from now on.
-
-    And back: so it is there, and will tell how that one ends.
-    """
+    """To a worker: the trial process of ticket ``number``, made ahead of time, serves a lease from now on."""
 
     number: int
 

@@ -12,6 +12,7 @@ import psutil
 PATIENCE = 5.0
 """Seconds to wait for a killed process."""
 _PROCESSORS = os.cpu_count() or 1
+_NOT_THERE = (None, psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def find_process(pid: int) -> psutil.Process | None:
@@ -24,10 +25,20 @@ def find_process(pid: int) -> psutil.Process | None:
 
 def is_stopped(pid: int) -> bool:
     """Whether the process was stopped (SIGSTOP) and so does nothing."""
+    return _status(pid) == psutil.STATUS_STOPPED
+
+
+def is_there(pid: int) -> bool:
+    """Whether the process exists and can do something: it has neither ended nor been stopped."""
+    return _status(pid) not in _NOT_THERE
+
+
+def _status(pid: int) -> str | None:
+    """One of psutil's words; None if there is no such process."""
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        return str(psutil.Process(pid).status())
     except psutil.Error:
-        return False
+        return None
 
 
 def has_idle_processor() -> bool:

@@ -53,14 +53,14 @@ class TrialProcess:
         self.visitor = visitor
         self.number = visitor.ticket.number
         self.pid: int = 0
-        self.confirmed = anyio.Event()
-        """Its worker knows that it serves; or it has ended."""
         self.ended = anyio.Event()
         self.end: ProcessEnded | None = None
         self.doom: TrialError | None = None
         """Why it was killed, where its requests are to say so."""
         self._killing = False
         self._asking = False
+        self.unheard = False
+        """Whether it was gone before it had read its last request, and so did nothing for it."""
         self.log_start = 0
         """Where the output of the trial that it serves begins in its slot's log."""
 
@@ -92,7 +92,8 @@ class TrialProcess:
                 raise answer
             answer = answer or await self._next()
         except NoAnswer as gone:
-            raise await self.reason(phase, gone.said) from None
+            self.unheard = gone.unheard and self.doom is None
+            raise await self.reason(phase, gone) from None
         return value_of(answer)
 
     def pass_on(self) -> None:
@@ -108,7 +109,7 @@ class TrialProcess:
         """Send a message, and look whether the next one comes at once: None where ``_next`` is to wait for it."""
         channel = self.visitor.channel
         if channel is None or self.doom is not None or self.ended.is_set():
-            raise NoAnswer
+            raise NoAnswer(unheard=True)
         answer = None
         self._asking = True
         try:
@@ -127,23 +128,24 @@ class TrialProcess:
         try:
             return await self.visitor.channel.receive()
         except (anyio.EndOfStream, ProtocolError) as error:
-            raise NoAnswer(str(error) if isinstance(error, ProtocolError) else "") from None
+            said = str(error) if isinstance(error, ProtocolError) else ""
+            raise NoAnswer(said, unheard=self.visitor.channel.unread) from None
         except BaseException:  # cancelled: an answer may still come, so the stream is spoiled
             await self.kill(last_words=True)
             raise
         finally:
             self._asking = False
 
-    async def reason(self, phase: str, said: str = "") -> TrialError:
-        """Why there is no answer. ``said``: what is wrong with what came instead."""
-        ending, output = await self.ending(said), self.output
+    async def reason(self, phase: str, gone: NoAnswer) -> TrialError:
+        """Why there is no answer."""
+        ending, output = await self.ending(gone), self.output
         if self.doom is not None:
             self.doom.output = self.doom.output or output
             return self.doom
         return ending.error(phase, output)
 
-    async def ending(self, said: str = "") -> Ending:
-        """Have it end, if it has not, and tell how it did. ``said``: what is wrong with what came from it."""
+    async def ending(self, gone: NoAnswer) -> Ending:
+        """Have it end, if it has not, and tell how it did."""
         with anyio.move_on_after(REPORT_PATIENCE):
             await self.ended.wait()
         if self._worker.is_lost and not self.ended.is_set():
@@ -154,7 +156,8 @@ class TrialProcess:
         end = self.end
         if end is not None and end.status not in (None, -signal.SIGKILL):
             lost = False  # it ended by itself after all; on a busy machine the report took its time
-        return Ending(self.pid, self._worker.ref, end, self._worker.status, lost=lost, said=said)
+        worker = self._worker
+        return Ending(self.pid, worker.ref, end, worker.status, lost=lost, said=gone.said, unheard=gone.unheard)
 
     async def finish(self, patience: float = FINISH_PATIENCE) -> None:
         """Let it close its trials and end; kill it if it does not, within ``patience`` seconds."""
@@ -214,7 +217,6 @@ class TrialProcess:
         """The worker's report, or its loss."""
         self.end = end
         self.ended.set()
-        self.confirmed.set()
         self.visitor.give_up()
         if not self._asking:  # its answer may have come just before its end
             self._close()

@@ -20,6 +20,7 @@ from corral.errors import ConfigError, EnvStartError, ErrorRecord, ProtocolError
 from corral.pool.ahead import Ahead
 from corral.pool.backend import SlotRef
 from corral.pool.channel import Channel, Listener, Visitor
+from corral.pool.ending import NoAnswer
 from corral.pool.interpreter import Interpreter
 from corral.pool.logs import as_text, tail
 from corral.pool.messages import (
@@ -32,11 +33,10 @@ from corral.pool.messages import (
     Message,
     ProcessEnded,
     ProcessStarted,
-    Serves,
     StartProcess,
 )
 from corral.pool.nursery import Fork
-from corral.pool.processes import descendants, find_process, is_stopped, see_off, signal_all
+from corral.pool.processes import descendants, find_process, is_stopped, is_there, see_off, signal_all
 from corral.pool.starts import ENDED, LostStart, SlowStart, with_output
 from corral.pool.trial_handle import LAST_WORDS, TrialProcess
 from corral.types import FreshMode
@@ -230,9 +230,6 @@ class Worker:
             case ProcessStarted(number, pid):
                 if process := self._processes.get(number):
                     process.has_started(pid)
-            case Serves(number):
-                if process := self._processes.get(number):
-                    process.confirmed.set()
             case ProcessEnded() as end:
                 if process := self._processes.pop(end.number, None):
                     self._listener.forget(process.visitor)
@@ -292,12 +289,14 @@ class Worker:
             return True
         if self.gone.is_set():
             return False
-        raise await process.reason("start of the trial process")
+        raise await process.reason("start of the trial process", NoAnswer())
 
-    async def confirms(self, process: TrialProcess) -> bool:
-        """Whether this worker was there after it was told that the process serves."""
-        await self._brought(process.confirmed, process)
-        return not process.ended.is_set()
+    async def is_there(self) -> bool:
+        """Whether this worker could do something now. One that was stopped is killed: it never would."""
+        there = is_there(self.pid)
+        if not there and not self.gone.is_set():
+            await self.kill()
+        return there
 
     async def _brought(self, event: anyio.Event, process: TrialProcess) -> None:
         """Wait for what this worker or the process brings about. One that was stopped never would, and is killed."""

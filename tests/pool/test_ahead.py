@@ -12,6 +12,7 @@ import pytest
 
 from corral.errors import WorkerDied
 from corral.pool import WorkerPool, ahead
+from corral.pool.processes import is_there
 from corral.types import Action
 from tests.support import pool_envs
 from tests.support.pool_driving import once, opened, pool, python, respond
@@ -70,17 +71,59 @@ async def test_a_process_is_seeded_by_its_trial_not_by_what_it_did_before() -> N
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
 async def test_one_that_was_killed_or_stopped_is_replaced_and_nobody_is_charged(
-    fresh: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    fresh: str, number: signal.Signals
 ) -> None:
-    monkeypatch.setattr(ahead, "ANSWER_PATIENCE", 0.5)
     async with pool(fresh=fresh) as workers:
         pid = await waiting(workers)
         await once(workers, PID)
         pid = await waiting(workers)
         os.kill(pid, number)
+        if number is signal.SIGSTOP:  # else its end may still be on its way when the trial is sent to it
+            await eventually(lambda: not is_there(pid))
         assert await once(workers, PID) != pid
         assert not lives(pid)
         assert workers.statistics().restarts == 0
+
+
+@pytest.mark.local
+async def test_one_that_ends_before_it_has_read_that_a_trial_is_its_own_is_replaced_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was there when it was looked at: its end was on its way."""
+    async with pool(fresh="fork") as workers:
+        pid = await waiting(workers)
+        await eventually(lambda: psutil.Process(pid).net_connections("unix"))  # it has come
+        os.kill(pid, signal.SIGSTOP)
+        await eventually(lambda: not is_there(pid))
+        monkeypatch.setattr(ahead, "is_there", lambda pid: True)
+        async with anyio.create_task_group() as tasks:
+
+            async def end_it() -> None:
+                await eventually(lambda: workers.statistics().workers[0].trial_pid == pid)
+                await anyio.sleep(0.1)
+                os.kill(pid, signal.SIGKILL)
+
+            tasks.start_soon(end_it)
+            assert await once(workers, PID) != pid
+        assert not lives(pid)
+        assert workers.statistics().restarts == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_where_its_worker_was_killed_or_stopped_another_one_serves_and_nobody_is_charged(
+    fresh: str, number: signal.Signals
+) -> None:
+    async with pool(fresh=fresh) as workers:
+        await once(workers, PID)
+        pid = await waiting(workers)
+        before = workers.statistics().workers[0].pid
+        assert before is not None
+        os.kill(before, number)
+        await eventually(lambda: not is_there(before))
+        assert await once(workers, PID) != pid
+        assert workers.statistics().workers[0].pid != before
+        assert not lives(pid)
+        assert not lives(before)
 
 
 async def test_its_death_ends_nothing_of_the_trial_that_runs() -> None:

@@ -255,6 +255,32 @@ async def test_a_large_question_is_sent_to_its_end_while_its_answer_is_waited_fo
     assert np.array_equal(answer.value, array)
 
 
+@pytest.mark.parametrize("size", [1, 500_000])
+@pytest.mark.parametrize("read", [False, True])
+async def test_whether_the_last_message_was_read_is_known_when_the_other_end_is_gone(size: int, read: bool) -> None:
+    async with paired() as (ours, theirs):
+        message = Done("x" * size)
+        if read:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call_blocking, theirs.receive)
+                await ours.send(message)
+        else:
+            assert ours.ask(message) is None
+        theirs.close()
+        with anyio.fail_after(5), pytest.raises(anyio.EndOfStream):
+            await ours.receive()
+        assert ours.unread is not read
+
+
+async def test_what_is_sent_to_one_that_is_gone_is_not_read() -> None:
+    async with paired() as (ours, theirs):
+        theirs.close()
+        assert ours.ask(Finish()) is None
+        with pytest.raises(anyio.EndOfStream):
+            await ours.receive()
+        assert ours.unread
+
+
 async def test_a_question_that_cannot_be_sent_leaves_the_stream_whole() -> None:
     async with paired() as (ours, theirs):
         with pytest.raises(SerializationError):

@@ -165,7 +165,7 @@ class Desk:
         try:
             answer = await process.exchange(Frame(request.frame))
         except NoAnswer as gone:
-            ending = await process.ending(gone.said)
+            ending = await process.ending(gone)
             return Unanswered(ending, Failed.of(process.doom) if process.doom else None)
         return bytes(answer.data) if isinstance(answer, Frame) else Nothing()
 

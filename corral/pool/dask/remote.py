@@ -135,6 +135,7 @@ class RemoteProcess:
         self.log_start = 0
         self._worker = worker
         self._call = call
+        self.unheard = False
         self._doom: TrialError | None = None
         self._over = False
         self._asking = False
@@ -185,6 +186,7 @@ class RemoteProcess:
             return doom
         worker = self._worker
         if ending is not None:
+            self.unheard = ending.unheard
             return ending.error(phase, self.output)
         at, node = {"pid": self.pid, "slot": worker.ref.slot}, worker.node.name
         if (loss := worker.loss_of_node) is not None:
