@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -27,6 +28,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not faulthandler.is_enabled():
         faulthandler.enable()
     os.environ[MARK] = uuid.uuid4().hex
+    for number in ("SIGINT", "SIGHUP"):  # what runs in the background, or by nohup, ignores them, and so would commands
+        if hasattr(signal, number) and signal.getsignal(getattr(signal, number)) is signal.SIG_IGN:
+            default = signal.default_int_handler if number == "SIGINT" else signal.SIG_DFL
+            signal.signal(getattr(signal, number), default)
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -35,6 +35,9 @@ COLUMNS = {
     "/ best": "x", "CPU": "s",
 }  # fmt: skip
 
+SCALE = 4.0
+"""With it a trial takes a second on average, which is short for one with a model in it: what Corral loses shows."""
+
 
 @dataclass
 class Mix:
@@ -90,11 +93,11 @@ def name_of(chain: int, task: int) -> str:
 def waiting_mixes(scale: float) -> dict[str, Mix]:
     """For a pool of 8."""
     dice = random.Random(8)
-    uneven = [[dice.uniform(0.05, 0.5) * scale] for _ in range(128)]
+    uneven = [[dice.uniform(0.05, 0.5) * scale] for _ in range(256)]
     tail = [[0.1 * scale] for _ in range(220)]
     for _ in range(4):
         tail.insert(dice.randrange(110), [2.0 * scale])
-    chains = [[dice.uniform(0.1, 0.3) * scale for _ in range(4)] for _ in range(24)]
+    chains = [[dice.uniform(0.1, 0.3) * scale for _ in range(4)] for _ in range(48)]
     chains += [[dice.uniform(0.05, 0.2) * scale] for _ in range(64)]
     dice.shuffle(models := ["two at once"] * 32 + ["four at once"] * 48 + ["any"] * 40)
     return {
@@ -125,7 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mixes", nargs="+", choices=waiting_mixes(1), default=list(waiting_mixes(1)), help="only these"
     )
-    parser.add_argument("--scale", type=float, default=1.0, help="factor of all durations")
+    parser.add_argument("--scale", type=float, default=SCALE, help="factor of all durations")
     parser.add_argument(
         "--fresh", choices=("auto", "fork", "spawn"), default="auto", help="how trial processes are made"
     )

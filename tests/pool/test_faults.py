@@ -71,6 +71,9 @@ class Range:
             while (self.folder / "armed").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(0.7)  # the fault itself takes a moment; what it does to a later trial is what is looked at
+            fills = self.names[int(event["task_id"][:2])] == "fills the memory"
+            while fills and not (self.folder / "filled").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
             (self.folder / "go").unlink()
 
     def outcome(self, trial: TaskTrialResult, after: TaskTrialResult) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ class Cluster:
         """Start a node; ``prefix`` stands before its command."""
         command = [*prefix, sys.executable, "-m", "corral.pool.dask.node", self.address, "--name", name,
                    "--nthreads", "2", *_tls(self.certificates)]  # fmt: skip
-        self.nodes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.nodes[name] = subprocess.Popen(_of_this(command), stdin=subprocess.DEVNULL, start_new_session=True)
         return self.nodes[name]
 
 
@@ -41,13 +42,24 @@ def cluster(folder: Path, host: str = "127.0.0.1") -> Iterator[Cluster]:
                "--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--protocol", "tls",
                "--scheduler-file", str(told), *_tls(certificates)]  # fmt: skip
     nodes: dict[str, subprocess.Popen[bytes]] = {}
-    scheduler = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    scheduler = subprocess.Popen(_of_this(command), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield Cluster(_address(told), certificates, nodes)
     finally:
         for process in [*nodes.values(), scheduler]:
             process.kill()
             process.wait()
+
+
+_DYING = (
+    "import os, sys; from corral.pool.guards import die_with_parent; "
+    "die_with_parent(int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+def _of_this(command: list[str]) -> list[str]:
+    """The command of a process that ends with this one: what tests share would outlive a test run that is killed."""
+    return [sys.executable, "-c", _DYING, str(os.getpid()), *command]
 
 
 def write_certificates(folder: Path) -> Certificates:
