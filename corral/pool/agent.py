@@ -26,6 +26,7 @@ from corral.lean import dataclass
 from corral.pool.backend import SlotSpec
 from corral.pool.channel import open_listener
 from corral.pool.config import available_cpus
+from corral.pool.exits import Exits
 from corral.pool.hello import Ticket
 from corral.pool.interpreter import Interpreter
 from corral.pool.main_script import MainScript, taken_from_corral
@@ -84,6 +85,7 @@ class Agent:
             self._listener = await stack.enter_async_context(open_listener(self._folder))
             self._limiter = anyio.CapacityLimiter(math.inf)
             self._starts = anyio.CapacityLimiter(available_cpus())
+            self._exits = Exits(available_cpus())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             self._nursery = Nursery(self._folder, self._listener, self._limiter, self._tasks, _modules(self._settings))
             stack.enter_context(self._nursery.lifeline())
@@ -139,7 +141,8 @@ class Agent:
         visitor = self._listener.expect()
         try:
             place = self._place(slot, visitor.ticket)
-            worker = Worker(place, visitor, self._listener, await self._interpreter_for(place), node)
+            interpreter = await self._interpreter_for(place)
+            worker = Worker(place, visitor, self._listener, interpreter, self._exits, node)
             await worker.spawn(self._tasks, patience)
         finally:
             self._listener.forget(visitor)

@@ -25,7 +25,7 @@ from corral.errors import ProtocolError, TrialError
 from corral.pool.backend import Asked, result_of
 from corral.pool.channel import Visitor
 from corral.pool.ending import Ending, NoAnswer
-from corral.pool.messages import Done, Finish, Message, ProcessEnded, value_of
+from corral.pool.messages import Close, Done, Finish, Message, ProcessEnded, value_of
 from corral.pool.processes import tree_rss
 from corral.threads import call_blocking
 
@@ -76,6 +76,8 @@ class TrialProcess:
 
     async def request(self, message: Message, phase: str) -> Any:
         """Send a request and wait for its answer; ``phase`` says in words what it does."""
+        if type(message) is Close and message.last:
+            await self._worker.exits.turn(self)
         return await result_of(self.ask(message, phase))
 
     def ask(self, message: Message, phase: str) -> Asked:
@@ -217,6 +219,7 @@ class TrialProcess:
         """The worker's report, or its loss."""
         self.end = end
         self.ended.set()
+        self._worker.exits.has_gone(self)
         self.visitor.give_up()
         if not self._asking:  # its answer may have come just before its end
             self._close()

@@ -21,6 +21,7 @@ from corral.pool.ahead import Ahead
 from corral.pool.backend import SlotRef
 from corral.pool.channel import Channel, Listener, Visitor
 from corral.pool.ending import NoAnswer
+from corral.pool.exits import Exits
 from corral.pool.interpreter import Interpreter
 from corral.pool.logs import as_text, tail
 from corral.pool.messages import (
@@ -60,11 +61,14 @@ class Worker:
         visitor: Visitor,
         listener: Listener,
         interpreter: Interpreter | Fork,
+        exits: Exits,
         node: str | None = None,
     ) -> None:
         """``node``: the name of this machine, where there are others."""
         self.slot = spec.slot
         self.node = node
+        self.exits = exits
+        """When its trial processes may end."""
         self.gone = anyio.Event()
         self._spec = spec
         self._visitor = visitor

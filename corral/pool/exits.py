@@ -1,0 +1,38 @@
+"""SUPERVISOR SIDE. Trial processes that could all end in one moment end one after the other.
+
+Purpose
+    With a trial's end a process closes and gives its memory back, and the next one opens: some milliseconds of
+    computing. Where many trials end at once, processors that share all of it have everything done at the end of it; in
+    turn, the first slots serve again long before the last ones, and their next trials end at different moments.
+Guarantees
+    As many end at once as there are processors. Nobody waits for longer than PATIENCE: an environment that takes long
+    to close keeps nobody up.
+"""
+
+from __future__ import annotations
+
+import anyio
+
+PATIENCE = 0.05
+"""Seconds that one may wait for others to end."""
+
+
+class Exits:
+    """Of one machine."""
+
+    def __init__(self, most: int) -> None:
+        """``most``: how many go at once."""
+        self._room = anyio.Semaphore(most)
+        self._going: set[object] = set()
+
+    async def turn(self, who: object) -> None:
+        """Wait until ``who`` may end. ``has_gone`` is to follow."""
+        with anyio.move_on_after(PATIENCE):
+            await self._room.acquire()
+            self._going.add(who)
+
+    def has_gone(self, who: object) -> None:
+        """It has ended, whether it had its turn or not."""
+        if who in self._going:
+            self._going.discard(who)
+            self._room.release()

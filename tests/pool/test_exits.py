@@ -1,0 +1,79 @@
+"""Who may end when many could at once."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from corral.pool import exits
+from corral.pool.exits import Exits
+
+pytestmark = pytest.mark.anyio
+
+
+class Queue:
+    """Those that want to end, and who has had its turn."""
+
+    def __init__(self, most: int) -> None:
+        self.exits = Exits(most)
+        self.let = list[str]()
+
+    async def come(self, name: str) -> None:
+        await self.exits.turn(name)
+        self.let.append(name)
+
+    async def settle(self) -> None:
+        for _ in range(10):
+            await checkpoint()
+
+
+async def test_as_many_at_once_as_there_is_room_for_and_the_others_in_the_order_in_which_they_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exits, "PATIENCE", 60.0)
+    queue = Queue(2)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for name in "abcde":
+                tasks.start_soon(queue.come, name)
+                await queue.settle()
+            assert queue.let == ["a", "b"]
+            queue.exits.has_gone("b")
+            await queue.settle()
+            assert queue.let == ["a", "b", "c"]
+            queue.exits.has_gone("b")  # of one that has gone already there is no news
+            await queue.settle()
+            assert queue.let == ["a", "b", "c"]
+            queue.exits.has_gone("a")
+            queue.exits.has_gone("c")
+    assert queue.let == ["a", "b", "c", "d", "e"]
+
+
+async def test_nobody_waits_for_those_that_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "PATIENCE", 0.01)
+    queue = Queue(1)
+    with anyio.fail_after(10):
+        await queue.come("slow")
+        await queue.come("next")
+        await queue.come("last")
+    queue.exits.has_gone("next")  # it never had its turn: there is no more room for that
+    monkeypatch.setattr(exits, "PATIENCE", 60.0)
+    with anyio.move_on_after(0.05):
+        await queue.come("another")
+    assert queue.let == ["slow", "next", "last"]
+    queue.exits.has_gone("slow")
+    with anyio.fail_after(10):
+        await queue.come("another")
+
+
+async def test_one_that_gives_up_waiting_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "PATIENCE", 60.0)
+    queue = Queue(1)
+    with anyio.fail_after(10):
+        await queue.come("a")
+        with anyio.move_on_after(0.01):
+            await queue.come("b")
+        queue.exits.has_gone("a")
+        await queue.come("c")
+    assert queue.let == ["a", "c"]
