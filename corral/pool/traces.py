@@ -76,9 +76,13 @@ class Traces:
                 del parts[1:]
             self._globals[name] = parts
 
-    def left_since(self) -> str | None:
-        """What is different now, in words; None if nothing is."""
-        now = Traces(self._packages)
+    @property
+    def settled(self) -> bool:
+        """Whether nothing changes before this process is asked for something: it has one thread."""
+        return self._native_threads == 1
+
+    def left_until(self, now: Traces) -> str | None:
+        """What is different then, in words; None if nothing is."""
         found = [
             _named("module globals", self._changed_globals(now)),
             _named("environment variables", _changed(self._variables, now._variables)),

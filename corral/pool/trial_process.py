@@ -52,6 +52,9 @@ class TrialServer:
         self._packages = {type(environment).__module__.partition(".")[0] for environment in environments.values()}
         self._reused = reused
         self._traces: dict[str, Traces] = {}
+        """What the process was like when a trial was opened."""
+        self._since: Traces | None = None
+        """What it was like after the last one, if it still is."""
         self._work_root = work_root
         self._printed = Printed()
         self._runtimes: dict[str, TrialRuntime] = {}
@@ -90,9 +93,7 @@ class TrialServer:
         self._used_before[spec.runtime_id] = used_so_far()[1]
         log_start = self._printed.begin(spec.runtime_id)
         if self._reused:
-            from corral.pool.traces import Traces
-
-            self._traces[spec.runtime_id] = Traces(self._packages - {"corral"})
+            self._traces[spec.runtime_id], self._since = self._since or self._look(), None
         try:
             runtime = TrialRuntime(self._environments[spec.task_id], spec, self._work_root, own_process=True)
         except TrialError as error:
@@ -104,12 +105,19 @@ class TrialServer:
     def _close(self, runtime_id: str) -> Closed:
         warnings = self._find(runtime_id).close()
         del self._runtimes[runtime_id]
-        if (traces := self._traces.pop(runtime_id, None)) and (left := traces.left_since()):
-            warnings = [*warnings, left]
+        if (traces := self._traces.pop(runtime_id, None)) is not None:
+            now = self._look()
+            warnings = [*warnings, *filter(None, [traces.left_until(now)])]
+            self._since = now if now.settled and not self._runtimes else None
         peak, seconds = used_so_far()
         seconds -= self._used_before.pop(runtime_id)
         output = self._printed.end(runtime_id)
         return Closed(tuple(warnings), peak, seconds, output=output, log_end=self._printed.position())
+
+    def _look(self) -> Traces:
+        from corral.pool.traces import Traces  # most processes serve one trial
+
+        return Traces(self._packages - {"corral"})
 
     def _find(self, runtime_id: str) -> TrialRuntime:
         try:

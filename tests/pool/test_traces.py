@@ -19,6 +19,7 @@ from corral.report import stable_bytes
 from tests.support import leaky
 from tests.support.benches import bench, benches
 from tests.support.pool_driving import once, opened, pool, python
+from tests.support.pool_waiting import eventually
 
 LEFT = [
     ("entry", "module globals tests.support.leaky.table"),
@@ -104,7 +105,7 @@ def test_a_look_calls_no_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(leaky, "kept", [Touchy(), list(range(1_000_000)), {n: [n] for n in range(100_000)}])
     traces = Traces({"tests"})
-    assert traces.left_since() is None
+    assert traces.left_until(Traces({"tests"})) is None
     assert "tests.support.leaky" in sys.modules
 
 
@@ -122,10 +123,36 @@ def test_what_a_look_costs_grows_with_the_globals_and_not_with_their_square(monk
         look()
         return time.process_time() - began
 
-    left = re.findall(r"laboratory\.[\w.]+", str(traces.left_since()))
+    left = re.findall(r"laboratory\.[\w.]+", str(traces.left_until(Traces({"laboratory"}))))
     assert left == ["laboratory.part7.name3"]  # nothing else, in 36,000 objects
     first = min(seconds(lambda: Traces({"laboratory"})) for _ in range(3))
-    assert min(seconds(traces.left_since) for _ in range(3)) < 10 * first
+    assert min(seconds(lambda: traces.left_until(Traces({"laboratory"}))) for _ in range(3)) < 10 * first
+
+
+@pytest.mark.anyio
+async def test_what_a_thread_does_between_two_trials_is_none_of_the_next_ones(tmp_path: Path) -> None:
+    begin = f"""
+        import pathlib, threading, time
+        from tests.support import pool_envs
+        def later():
+            while not pathlib.Path({str(tmp_path / "go")!r}).exists():
+                time.sleep(0.01)
+            pool_envs.stained.append(0)
+            pathlib.Path({str(tmp_path / "done")!r}).touch()
+            time.sleep(60)
+        threading.Thread(target=later, daemon=True).start()
+    """
+    async with pool(reuse="worker") as workers:
+        warnings = []
+        for code in (begin, "result = 1", "stained.append(1)", "result = 2"):
+            async with workers.lease() as lease:
+                runtime_id = await opened(lease)
+                await python(lease, runtime_id, code)
+                warnings.append((await lease.close_trial(runtime_id)).warnings)
+            (tmp_path / "go").touch()
+            await eventually((tmp_path / "done").exists)
+    assert ["threads" in str(given) for given in warnings] == [True, False, False, False]
+    assert ["pool_envs.stained" in str(given) for given in warnings] == [False, False, True, False]
 
 
 # ---- memory ----
