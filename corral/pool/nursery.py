@@ -6,6 +6,7 @@ Purpose
     time that the environments themselves take to load.
 Guarantees
     * The nursery loads nothing of the user's: no main script, no builder. To these, a fork of it is a new interpreter.
+    * What is left running of a worker that somebody kills, daemons of its trials included, is ended.
     * Workers need the nursery only until they have loaded: then they live on without it. When it is gone, those that
       were loading are replaced, and the next one that is needed has another nursery made.
     * Where there can be none (no fork, a thread in it, MAX_LOSSES in a row), workers are interpreters of their own.

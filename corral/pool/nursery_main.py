@@ -1,4 +1,4 @@
-"""WORKER SIDE. The nursery's main loop: fork a worker when asked, say how each one ended.
+"""WORKER SIDE. The nursery's main loop: fork a worker when asked, say how each one ended when nothing of it is left.
 
 It holds what a worker needs of Corral's own, and nothing of the user's; so its forks are new interpreters to the user's
 code, but for the time that importing Corral takes. What few workers need, or one of them once, is left out: pydantic,
@@ -37,6 +37,7 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         guards.become_leader()
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
+        guards.adopt_orphans()  # of workers that somebody kills
         _warm_up(spec.modules, Path(spec.log_path).parent)
         if guards.thread_count() == 1:
             gc.freeze()  # forks share these pages for as long as the collector does not touch them
@@ -126,6 +127,7 @@ class _Nursery:
         os.close(descriptor)
         with contextlib.suppress(ChildProcessError):
             _, status = os.waitpid(pid, 0)
+            guards.end_children({pid for _, pid in self._workers.values()})
             self._report(ProcessEnded(number, os.waitstatus_to_exitcode(status)))
 
     def _report(self, message: ProcessStarted | ProcessEnded) -> None:
