@@ -176,6 +176,10 @@ class SlotBackend(Protocol):
     def scale(self, slots: int) -> None:
         """So many slots will have a worker, numbered from 0: get ready for them what can be made ahead of time."""
 
+    @property
+    def expected_nodes(self) -> int:
+        """How many there will be, if nothing goes wrong; 0 where that is not known."""
+
     async def nodes_changed(self) -> None:
         """Wait until ``nodes`` gives something else, or will never."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import field
 
 import anyio
@@ -108,6 +109,10 @@ class Slots:
             raise waiter.refused or self._hopeless()
         return waiter.slot
 
+    def take_one(self, wanted: Callable[[Slot], bool]) -> Slot | None:
+        """A slot that is ready and wanted, leased; None if there is none."""
+        return self._assign(wanted)
+
     def give_back(self, slot: Slot) -> None:
         """The lease is over; the slot goes to the next one."""
         slot.leased = False
@@ -132,9 +137,9 @@ class Slots:
                 waiter.refused = NoSlot(len(left))
                 waiter.served.set()
 
-    def _assign(self) -> Slot | None:
+    def _assign(self, wanted: Callable[[Slot], bool] = lambda slot: True) -> Slot | None:
         for slot in self.all:
-            if slot.state.can_lease and not slot.leased:
+            if slot.state.can_lease and not slot.leased and wanted(slot):
                 slot.leased = True
                 slot.advance(WorkerEvent.LEASE)
                 return slot

@@ -21,6 +21,7 @@ from corral.pool.agent import AgentSettings
 from corral.pool.backend import Loss, Node, SlotSpec, Spawned
 from corral.pool.dask.config import DaskConfig
 from corral.pool.dask.engine import Engine, Event, NodeCame, NodeGone, NodeRefused, NodeTold, NodeWent
+from corral.pool.dask.launch import LocalNodes, size_of
 from corral.pool.dask.messages import (
     AgentOrder,
     Nothing,
@@ -84,6 +85,11 @@ class DaskBackend:
     def nodes(self) -> Sequence[Node]:
         """Those that were greeted and are not lost."""
         return tuple(self._nodes.values())
+
+    @property
+    def expected_nodes(self) -> int:
+        """Those of the launch; of a cluster that runs already nothing is known."""
+        return 0 if self._config.scheduler is not None else size_of(self._config.launch or LocalNodes())
 
     def losses(self) -> Sequence[Loss]:
         """Those that were lost."""

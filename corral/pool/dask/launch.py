@@ -140,6 +140,12 @@ class BatchNodes:
 Launch = LocalNodes | SSHNodes | BatchNodes
 """Any of the ways."""
 
+
+def size_of(launch: Launch) -> int:
+    """How many nodes there will be."""
+    return len(launch.hosts) if isinstance(launch, SSHNodes) else launch.nodes
+
+
 _OURS = frozenset({
     "asynchronous", "cores", "death_timeout", "interface", "job_script_prologue", "log_directory", "loop", "memory",
     "n_workers", "nanny", "processes", "protocol", "python", "queue", "scheduler_cls", "scheduler_options", "security",

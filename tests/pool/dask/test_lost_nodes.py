@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ pytest.importorskip("distributed")
 from corral.errors import WorkerDied
 from corral.pool import Lease, WorkerPool
 from corral.pool.dask.config import DaskConfig
+from corral.pool.dask.launch import LocalNodes
 from tests.support import networks
 from tests.support.dask_cluster import Cluster, cluster
 from tests.support.pool_driving import once, opened, pool, python, respond
@@ -32,6 +34,7 @@ needs_networks = pytest.mark.skipif(bool(networks.missing()), reason=networks.mi
 LEASE = 6.0
 
 SLEEP = "import time; time.sleep(600)"
+PID = "import os; result = os.getpid()"
 
 
 @pytest.fixture
@@ -142,3 +145,50 @@ async def test_a_node_that_comes_late(tmp_path: Path) -> None:
                 with anyio.fail_after(60):
                     async with leases(workers, 1) as more:
                         assert list(more) == ["late"]
+
+
+def nodes_of(workers: WorkerPool) -> list[str]:
+    return sorted(str(worker.node) for worker in workers.statistics().workers)
+
+
+async def test_a_node_that_comes_late_gets_its_share_of_a_pool_that_had_room_before(tmp_path: Path) -> None:
+    """Idle workers move at once, the others when their lease is over."""
+    with cluster(tmp_path) as there:
+        there.add("early")
+        dask = DaskConfig(there.address, there.certificates)
+        async with contextlib.AsyncExitStack() as stack:
+            workers = await stack.enter_async_context(pool(size=4, backend="dask", dask=dask))
+            held = [await stack.enter_async_context(workers.lease()) for _ in range(2)]
+            trials = [(lease, await opened(lease)) for lease in held]
+            pids = [await python(lease, runtime_id, PID) for lease, runtime_id in trials]
+            last = await workers.acquire()
+            await eventually(lambda: workers.statistics().idle == 1, within=60)
+            there.add("late")
+            await eventually(lambda: nodes_of(workers) == ["early", "early", "early", "late"], within=60)
+            await workers.release(last)
+            await eventually(lambda: nodes_of(workers) == ["early", "early", "late", "late"], within=60)
+            assert [await python(lease, runtime_id, PID) for lease, runtime_id in trials] == pids
+            await eventually(lambda: workers.statistics().idle == 2, within=60)
+            restarts = workers.statistics().restarts
+            for _ in range(4):  # it is even now, and stays so
+                await once(workers, PID)
+            assert nodes_of(workers) == ["early", "early", "late", "late"]
+            assert workers.statistics().restarts == restarts == 2
+
+
+async def test_slots_wait_for_nodes_that_are_launched_rather_than_crowd_the_first(
+    tmp_path: Path,
+) -> None:
+    launch = LocalNodes(2, python=str(slow_python(tmp_path)))
+    async with pool(size=4, backend="dask", dask=DaskConfig(launch=launch)) as workers:
+        await eventually(lambda: workers.statistics().idle == 4, within=60)
+        assert nodes_of(workers) == ["local-0", "local-0", "local-1", "local-1"]
+        assert workers.statistics().restarts == 0
+
+
+def slow_python(folder: Path) -> Path:
+    """An interpreter that is slow to start the second node."""
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\ncase "$*" in *local-1*) sleep 4;; esac\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return script
