@@ -7,7 +7,6 @@ Guarantees
       processes, not MAX_STARTS per slot.
     * Leaving the pool ends every worker and all that it started, on whatever node.
     * That a node is lost is nobody's fault: its slots get workers elsewhere, or as soon as there is a node with room.
-    * Nodes that come late get their share: workers of crowded nodes move there, between two leases.
 Assumptions
     Where workers run, and how, is the backend's business. Time-outs of what runs in a lease are its holder's: fail
     after, kill, spawn.
@@ -16,7 +15,6 @@ Assumptions
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections import Counter
@@ -32,7 +30,7 @@ import cloudpickle
 from corral.errors import ConfigError, CorralError, EnvStartError, ErrorRecord, ProtocolError, SerializationError
 from corral.lean import dataclass
 from corral.pool.agent import AgentSettings
-from corral.pool.backend import Node, SlotBackend, SlotSpec, SlotWorker
+from corral.pool.backend import SlotBackend, SlotSpec, SlotWorker
 from corral.pool.config import WorkerPoolConfig
 from corral.pool.dask.config import DaskConfig
 from corral.pool.entry import refuse_in_worker
@@ -41,18 +39,12 @@ from corral.pool.lifecycle import WorkerEvent, WorkerState
 from corral.pool.local import LocalBackend
 from corral.pool.main_script import MainScript
 from corral.pool.messages import Load
-from corral.pool.placement import choose_node, is_crowded
+from corral.pool.places import Places
 from corral.pool.slots import Slot, Slots
-from corral.pool.starts import STEADY, LostStart, NodeLost, NoNode, Streak
+from corral.pool.starts import STEADY, LostStart, NodeLost, Streak
 from corral.source import describe_builder
 from corral.types import TaskInfo
 from corral.unwrap import unwrapped
-
-NODES_PATIENCE = 30.0
-"""Seconds, from the start of a pool, in which slots wait for nodes that are to come, before they crowd those that are
-there."""
-PLACING = 0.02
-"""Seconds in which slots without a worker are given a node: who moves is decided when that is known."""
 
 BuildEnvs = Callable[[], Mapping[str, Any]]
 
@@ -147,9 +139,9 @@ class WorkerPool:
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.push_async_callback(self._shut_down)
             self._backend.scale(self.config.workers)
-            self._began = time.monotonic()
+            self._places = Places(self._backend, self._slots)
             await self._start_first()
-            self._tasks.start_soon(self._even_out)
+            self._tasks.start_soon(self._places.even_out, self._renew)
             self.resize(self.config.workers)
             self._stack = stack.pop_all()
 
@@ -198,7 +190,7 @@ class WorkerPool:
         with anyio.CancelScope(shield=True):
             try:
                 await lease.end()
-                if self._is_worn(lease.slot) or self._is_crowded(lease.slot):
+                if self._is_worn(lease.slot) or self._places.is_crowded(lease.slot):
                     await self._renew(lease.slot)
             finally:
                 self._slots.give_back(lease.slot)
@@ -262,49 +254,8 @@ class WorkerPool:
             await worker.stop()
             slot.lose(worker)  # now, or the slot would be handed out with it
 
-    # ---- nodes ----
-
-    def _is_crowded(self, slot: Slot) -> bool:
-        """Whether its worker would be better off on a node that came after it."""
-        nodes = self._backend.nodes()
-        return len(nodes) > 1 and slot.node is not None and is_crowded(slot.node, nodes, self._taken())
-
-    async def _even_out(self) -> None:
-        """Move idle workers when nodes come. Those that are leased move when they are given back."""
-        while True:
-            await self._backend.nodes_changed()
-            await anyio.sleep(PLACING)
-            while slot := self._slots.take_one(self._is_crowded):
-                try:
-                    await self._renew(slot)
-                finally:
-                    self._slots.give_back(slot)
-                await anyio.sleep(PLACING)
-
-    def _taken(self) -> list[Node]:
-        return [slot.node for slot in self._slots.all if slot.node is not None]
-
-    def _share(self) -> float:
-        """How many workers no node is to have more of: its share, as long as others are about to come."""
-        waits = time.monotonic() - self._began < NODES_PATIENCE
-        to_come = self._backend.expected_nodes
-        return math.ceil(self.size / to_come) if waits and len(self._backend.nodes()) < to_come else math.inf
-
-    async def _place(self, slot: Slot) -> Node:
-        """The node for its next worker, and a place there. NoNode if none has room for ``node_patience`` seconds."""
-        avoided, slot.node = slot.node, None
-        with anyio.move_on_after(self._backend.node_patience):
-            while True:
-                share = self._share()
-                if node := choose_node(self._backend.nodes(), self._taken(), avoided, share):
-                    slot.node = node
-                    return node
-                with anyio.move_on_after(math.inf if share == math.inf else 1.0):
-                    await self._backend.nodes_changed()
-        raise NoNode(self._backend.node_patience, self._backend.refusals())
-
     async def _start_worker(self, slot: Slot) -> SlotWorker:
-        node = await self._place(slot)
+        node = await self._places.give(slot)
         slot.advance(WorkerEvent.START)
         load = replace(self._load, described=bool(self.catalogue))
         spawned = await self._backend.spawn(node, SlotSpec(slot.index, load, self.config.start_timeout, self._what))
