@@ -54,7 +54,7 @@ class Places:
         return len(nodes) > 1 and slot.node is not None and is_crowded(slot.node, nodes, self._taken())
 
     async def even_out(self, renew: Callable[[Slot], Awaitable[None]]) -> None:
-        """Move idle workers whenever nodes come; ``renew`` ends one. Those that are leased are moved by who has them."""
+        """Move idle workers whenever nodes come; ``renew`` ends one. Who has a leased one moves it."""
         while True:
             await self._backend.nodes_changed()
             await anyio.sleep(PLACING)
