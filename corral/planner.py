@@ -15,23 +15,25 @@ How
     Waiting requests form a tree. Each edge is one demand, an amount of a resource, the widely shared resources first
     and the tasks last; a request waits at the node where its demands are all named. A node that cannot be entered,
     since its resource is short, is *parked* on that resource with all that waits below it: ten thousand tasks that
-    wait for one free trial are one parked node. Elsewhere each node is listed in its parent's heap under its best
-    request, so the best request that is not parked is found by walking down. A release puts back only the nodes
-    that are parked on what was released, and of these only those that it suffices for. Requests mostly come in the
-    order in which they are to start, so those of a node stand in a line: with a million of them, what an admission
-    costs is the memory that it has to look at.
+    wait for one free trial are one parked node. Elsewhere each node is listed in its parent's heap by its lowest rank,
+    so the root knows the best request that is not parked. It is started, or the highest node on its way that cannot be
+    entered is parked. A release puts back only the nodes that are parked on what was released, and of these only those
+    that it suffices for.
+
+    With a million requests, what an admission costs is the memory that it has to look at. So a request is known by one
+    number, its *rank*, which all heaps share; those of a node stand in a line, since they mostly come in order; and
+    what belongs to a request lies in lists, beside that of its neighbours: they hold all that were ever added.
 
 Assumption: calls come from one thread. The caller carries the decisions out, and calls ``admit()`` after each change.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+import sys
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
-from itertools import count
 
 from corral.errors import ConfigError, ProtocolError
 from corral.types import check_count
@@ -75,133 +77,171 @@ class Request:
     """Lower starts first; equals start in the order they were added."""
 
 
-_Entry = tuple[int, int, int, "Request | _Node"]
-"""A place in a line or a heap: the order and the sequence number of a request, a tie-breaker, and who stands there."""
+_NUMBER_BITS = 32
+_NUMBER = (1 << _NUMBER_BITS) - 1
+"""A rank is an order, and in its lower bits the number of a request: how many were added before it."""
+
+_NO_RANKS: list[int] = []
+"""The heap of all nodes without children, which nearly all are: one list less to look at in memory."""
 
 
-_NO_ENTRIES: list[_Entry] = []
-_NO_CHILDREN: dict[tuple[str, int], _Node] = {}
-"""Of all nodes without children, which nearly all are: what they do not have need not be looked at in memory."""
+@dataclass(eq=False, slots=True)
+class _Resource:
+    name: str
+    capacity: int = sys.maxsize
+    free: int = sys.maxsize
+    """What is left of the capacity; less than nothing once that has shrunk below what runs."""
+    parked: list[_Node] | None = None
+    """The nodes that wait for more of it; None if there are none."""
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
     """What waits for one more demand than its parent."""
 
-    parent: _Node | None = None
-    resource: str = ""
-    amount: int = 0
-    line: list[_Entry] = field(default_factory=list)
-    """The requests that wait here, in order; some of them may have been withdrawn."""
-    gone: int = 0
-    """How many entries at the start of the line have left it."""
-    heap: list[_Entry] = field(default_factory=lambda: _NO_ENTRIES)
-    """The children that something waits below, by their best request; entries may have been replaced since."""
-    children: dict[tuple[str, int], _Node] = field(default_factory=lambda: _NO_CHILDREN)
-    entry: _Entry | None = None
-    """Its entry in the parent's heap; None while it is parked, or nothing waits below it."""
+    parent: _Node | None
+    resource: _Resource
+    amount: int
+    requests: int = 0
+    """How many wait right here."""
+    front: int | None = None
+    """The first rank of the line, in which they stand in order; None if nobody does."""
+    back: int = 0
+    """The last one, if there is a first."""
+    heap: list[int] = field(default_factory=lambda: _NO_RANKS)
+    """The ranks by which children are listed, some by which they were, and of requests that came out of order."""
+    listed: int | None = None
+    """By which rank it is in its parent's heap; None while it is parked, or nothing waits below it."""
     parked: bool = False
 
-    def child(self, demand: tuple[str, int]) -> _Node:
-        """The node for one more demand."""
-        if self.children is _NO_CHILDREN:
-            self.children, self.heap = {}, []
-        if demand not in self.children:
-            self.children[demand] = _Node(self, *demand)
-        return self.children[demand]
+    def first(self) -> int | None:
+        """The lowest rank here and below."""
+        if not self.heap:
+            return self.front
+        return self.heap[0] if self.front is None or self.heap[0] < self.front else self.front
 
-    def line_up(self, entry: _Entry) -> None:
-        """Let a request wait here."""
-        if not self.line or self.line[-1] < entry:
-            self.line.append(entry)
-        else:  # seldom: one that was put off, or whose demands have changed
-            insort(self.line, entry, lo=self.gone)
+    def push(self, rank: int) -> None:
+        """Put a rank into the heap."""
+        if self.heap:
+            heappush(self.heap, rank)
+        else:
+            self.heap = [rank]
 
-    def leave_line(self) -> None:
-        """The first in the line goes."""
-        self.gone += 1
-        if self.gone * 2 > len(self.line):  # every so often, so that each of the others is moved but once or twice
-            del self.line[: self.gone]
-            self.gone = 0
+    def short(self) -> _Node | None:
+        """The highest node on the way here that cannot be entered."""
+        node, short = self, None
+        while node.parent is not None:
+            if node.amount > node.resource.free:
+                short = node
+            node = node.parent
+        return short
 
-    def best(self) -> _Entry | None:
-        """Who comes first here: a request of the line, or a child."""
-        first = self.line[self.gone] if self.gone < len(self.line) else None
-        if self.heap and (first is None or self.heap[0] < first):
-            return self.heap[0]
-        return first
+    def path(self) -> list[_Node]:
+        """This node and those above it but for the root: their demands are those of a request that waits here."""
+        node, path = self, []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        return path
 
 
 class Planner:
     """Decides which requests start. A resource without a capacity is counted but not limited."""
 
     def __init__(self, capacities: Mapping[str, int]) -> None:
-        self._capacity = {name: check_count(amount, f"capacity of {name}") for name, amount in capacities.items()}
-        self._in_use: dict[str, int] = {}
-        self._root = _Node()
-        self._waiting: dict[Hashable, _Entry] = {}
-        self._withdrawn: set[int] = set()
-        """The sequence numbers of requests that were withdrawn and still stand in a line."""
-        self._running: dict[Hashable, Mapping[str, int]] = {}
-        self._parked: dict[str, list[_Node]] = {}
-        self._numbers = count()
+        self._resources: dict[str, _Resource] = {}
+        self._root = _Node(None, _Resource(""), 0)
+        self._children: dict[tuple[_Node, str, int], _Node] = {}
+        self._ranks: dict[Hashable, int] = {}
+        """Of all that wait or run."""
+        self._waiting: list[Request | None] = []
+        """By number, as the next two: the request, as long as it waits."""
+        self._nodes: list[_Node] = []
+        """Where it waits; once it runs, the demands on the path to this node are what it holds."""
+        self._behind: list[int | None] = []
+        """The rank of who stands behind it in its line."""
+        self.running = 0
+        """How many requests were started and not released as a whole."""
         self.evaluations = 0
-        """How many times a node or a request was looked at: what the cost per admission is measured by."""
+        """How many times a request was looked at: what the cost per admission is measured by."""
+        for name, capacity in capacities.items():
+            self.resize(name, capacity)
 
     # --- What there is ---
 
     @property
     def waiting(self) -> int:
         """How many requests wait."""
-        return len(self._waiting)
-
-    @property
-    def running(self) -> int:
-        """How many requests were started and not released as a whole."""
-        return len(self._running)
+        return len(self._ranks) - self.running
 
     def in_use(self, resource: str) -> int:
         """How much of ``resource`` is taken."""
-        return self._in_use.get(resource, 0)
+        known = self._resource(resource)
+        return known.capacity - known.free
 
     def blocked_on(self, key: Hashable) -> str | None:
         """The resource that keeps a waiting request from starting; None if nothing does, or it does not wait."""
-        entry = self._waiting.get(key)
-        if entry is None or not isinstance(request := entry[-1], Request):
+        if (number := self._number(key, waits=True)) is None:
             return None
-        return next((name for name, amount in _path(request.demands) if not self._suffices(name, amount)), None)
+        short = self._nodes[number].short()
+        return None if short is None else short.resource.name
 
     def blocked(self) -> dict[str, int]:
-        """How many requests wait for each resource, as of the last ``admit()``. Its cost grows with their number."""
-        counts = {name: sum(_below(node) for node in nodes if node.parked) for name, nodes in self._parked.items()}
-        return {name: number for name, number in counts.items() if number}
+        """How many requests wait for each resource. Its cost grows with the number of different demands."""
+        counts: Counter[str] = Counter()
+        for node in self._children.values():
+            if node.requests and (short := node.short()) is not None:
+                counts[short.resource.name] += node.requests
+        return dict(counts)
 
     # --- What happens ---
 
     def add(self, request: Request) -> None:
         """Let ``request`` wait. One that could never start is refused with ConfigError."""
-        if request.key in self._waiting or request.key in self._running:
+        if request.key in self._ranks:
             raise ProtocolError(f"the planner already knows {request.key!s}")
-        for resource, amount in request.demands.items():
-            check_count(amount, f"demand of {request.key!s} for {resource}")
-            if amount > self._capacity.get(resource, amount):
-                raise ConfigError(
-                    f"{request.key!s} needs {amount} of {resource}, and there are never more than "
-                    f"{self._capacity[resource]}"
-                )
-        node = self._root
-        for demand in _path(request.demands):
-            node = node.child(demand)
-        entry = (request.order, next(self._numbers), 0, request)
-        self._waiting[request.key] = entry
-        node.line_up(entry)
+        for name, amount in request.demands.items():
+            check_count(amount, f"demand of {request.key!s} for {name}")
+            if amount > (capacity := self._resource(name).capacity):
+                raise ConfigError(f"{request.key!s} needs {amount} of {name}, and there are never more than {capacity}")
+        node = self._node(request.demands)
+        rank = self._ranks[request.key] = (request.order << _NUMBER_BITS) + len(self._nodes)
+        self._waiting.append(request)
+        self._nodes.append(node)
+        self._behind.append(None)
+        node.requests += 1
+        if node.front is None:
+            node.front = node.back = rank
+        elif node.back < rank:
+            self._behind[node.back & _NUMBER] = rank
+            node.back = rank
+        else:  # seldom: one that was put off, or whose demands have changed
+            node.push(rank)
         self._list(node)
 
     def admit(self) -> list[Request]:
         """Start every request that can start, in order. Calling it again without a change starts nothing."""
         started = []
-        while (request := self._start_best()) is not None:
-            started.append(request)
+        while (rank := self._root.first()) is not None:
+            number = rank & _NUMBER
+            node = self._nodes[number]
+            self.evaluations += 1
+            if (short := node.short()) is not None:
+                self._park(short)
+                self._strike(short, rank)
+                continue
+            if (request := self._waiting[number]) is not None:  # otherwise it was withdrawn
+                self._waiting[number] = None
+                self.running += 1
+                node.requests -= 1
+                for taken in node.path():
+                    taken.resource.free -= taken.amount
+                started.append(request)
+            if node.front == rank:
+                node.front = self._behind[number]
+            else:
+                heappop(node.heap)
+            self._strike(node, rank)
         return started
 
     def release(self, key: Hashable, resources: Iterable[str] | None = None) -> None:
@@ -209,28 +249,32 @@ class Planner:
 
         Releasing what is not held is an error of the caller and changes nothing.
         """
-        held = self._running.get(key)
-        if held is None:
+        if (number := self._number(key, waits=False)) is None:
             raise ProtocolError(f"{key!s} holds nothing that could be released")
+        given = self._nodes[number].path()
         if resources is None:
-            del self._running[key]
-            given = held
+            del self._ranks[key]
+            self.running -= 1
         else:
+            held = {node.resource.name: node.amount for node in given}
             names = list(resources)
             if extra := Counter(names) - Counter(held.keys()):
                 raise ProtocolError(f"{key!s} does not hold {', '.join(extra)}")
-            given = {name: held[name] for name in names}
-            self._running[key] = {name: amount for name, amount in held.items() if name not in given}
-        for name, amount in given.items():
-            self._in_use[name] -= amount
-            self._wake(name)
+            given = [node for node in given if node.resource.name in names]
+            self._nodes[number] = self._node({name: held[name] for name in held if name not in names})
+        for node in given:
+            node.resource.free += node.amount
+            if node.resource.parked is not None:
+                self._wake(node.resource)
 
     def withdraw(self, key: Hashable) -> bool:
         """Take a waiting request away; False if it does not wait (it may have been started)."""
-        entry = self._waiting.pop(key, None)
-        if entry is not None:
-            self._withdrawn.add(entry[1])  # it stays in its line until it is the first there
-        return entry is not None
+        if (number := self._number(key, waits=True)) is None:
+            return False
+        del self._ranks[key]
+        self._waiting[number] = None  # its rank stays in the tree until it is the lowest there
+        self._nodes[number].requests -= 1
+        return True
 
     def resize(self, resource: str, capacity: int) -> None:
         """Change how much there is of ``resource``. What runs goes on, even over the new capacity.
@@ -238,108 +282,79 @@ class Planner:
         A capacity that would leave a waiting request without hope is refused with ConfigError.
         """
         check_count(capacity, f"capacity of {resource}")
-        if capacity < self._capacity.get(resource, capacity + 1):
-            for _, _, _, request in self._waiting.values():
-                if isinstance(request, Request) and request.demands.get(resource, 0) > capacity:
+        known = self._resource(resource)
+        if capacity < known.capacity:
+            for request in self._waiting:
+                if request is not None and request.demands.get(resource, 0) > capacity:
                     raise ConfigError(
                         f"{resource} cannot shrink to {capacity}: {request.key!s} waits for "
                         f"{request.demands[resource]} of it"
                     )
-        self._capacity[resource] = capacity
-        self._wake(resource)
+        known.free += capacity - known.capacity
+        known.capacity = capacity
+        if known.parked is not None:
+            self._wake(known)
 
     # --- The tree ---
 
-    def _suffices(self, resource: str, amount: int) -> bool:
-        capacity = self._capacity.get(resource)
-        return capacity is None or self._in_use.get(resource, 0) + amount <= capacity
+    def _number(self, key: Hashable, *, waits: bool) -> int | None:
+        """The number of a request, if it waits, or if it runs."""
+        rank = self._ranks.get(key)
+        return None if rank is None or (self._waiting[rank & _NUMBER] is not None) != waits else rank & _NUMBER
 
-    def _start_best(self) -> Request | None:
-        """Start the best request that can start: walk down along the best entries, park what cannot be entered."""
-        path = [self._root]
-        while True:
-            node = path[-1]
-            best = self._best(node)
-            if node.entry is not None and (best is None or best[:2] != node.entry[:2]):
-                # Its best request was withdrawn: it is listed too early.
-                self._relist(path)
-                path = [self._root]
-                continue
-            if best is None:
-                return None  # Only the root is listed nowhere.
-            self.evaluations += 1
-            who = best[-1]
-            if isinstance(who, Request):
-                node.leave_line()
-                self._take(who)
-                self._relist(path)
-                return who
-            if self._suffices(who.resource, who.amount):
-                path.append(who)
-                continue
-            heappop(node.heap)
-            who.entry, who.parked = None, True
-            self._parked.setdefault(who.resource, []).append(who)
-            self._relist(path)
-            path = [self._root]
+    def _resource(self, name: str) -> _Resource:
+        if (known := self._resources.get(name)) is None:
+            known = self._resources[name] = _Resource(name)
+        return known
 
-    def _take(self, request: Request) -> None:
-        del self._waiting[request.key]
-        self._running[request.key] = request.demands
-        for name, amount in request.demands.items():
-            self._in_use[name] = self._in_use.get(name, 0) + amount
-
-    def _best(self, node: _Node) -> _Entry | None:
-        """Who comes first at ``node``. What stands before it and no longer counts is dropped."""
-        heap = node.heap
-        while heap and heap[0][-1].entry is not heap[0]:  # type: ignore[union-attr]  # there are only nodes in heaps
-            heappop(heap)
-        if self._withdrawn:
-            while node.gone < len(node.line) and (number := node.line[node.gone][1]) in self._withdrawn:
-                self._withdrawn.discard(number)
-                node.leave_line()
-        return node.best()
-
-    def _relist(self, path: list[_Node]) -> None:
-        """The last node of ``path`` lost its best entry: list each node of it under what is now its best.
-
-        Each node of the path is on top of its parent's heap.
-        """
-        for node in reversed(path):
-            best = self._best(node)
-            if (parent := node.parent) is None:
-                return
-            if best is not None:
-                node.entry = (*best[:2], next(self._numbers), node)
-                heapreplace(parent.heap, node.entry)
-            else:
-                node.entry = None
-                heappop(parent.heap)
+    def _node(self, demands: Mapping[str, int]) -> _Node:
+        """The node at which all of ``demands`` are named."""
+        node = self._root
+        for name, amount in _path(demands):
+            if (child := self._children.get((node, name, amount))) is None:
+                child = self._children[node, name, amount] = _Node(node, self._resource(name), amount)
+            node = child
+        return node
 
     def _list(self, node: _Node) -> None:
-        """Tell the nodes above, as far as it is news to them, that ``node`` has something to start."""
-        while (parent := node.parent) is not None and not node.parked and (best := node.best()) is not None:
-            if node.entry is not None and node.entry[:2] <= best[:2]:
+        """Tell the nodes above, as far as it is news to them, what the lowest rank at ``node`` is."""
+        while (parent := node.parent) is not None and not node.parked and (first := node.first()) is not None:
+            if node.listed is not None and node.listed <= first:
                 return
-            node.entry = (*best[:2], next(self._numbers), node)
-            heappush(parent.heap, node.entry)
+            node.listed = first
+            parent.push(first)
             node = parent
 
-    def _wake(self, resource: str) -> None:
+    def _strike(self, node: _Node, rank: int) -> None:
+        """The lowest rank of all has left ``node``, or that is parked: list it, and those above, by what follows."""
+        while (parent := node.parent) is not None:
+            heap = parent.heap
+            if node.listed == rank:
+                node.listed = first = None if node.parked else node.first()
+                if first is None:
+                    heappop(heap)
+                else:
+                    heapreplace(heap, first)
+            while heap and heap[0] == rank:  # seldom: listed by it twice, with a lower one in between
+                heappop(heap)
+            node = parent
+
+    def _park(self, node: _Node) -> None:
+        """Let a node wait for more of its resource, if it does not already."""
+        if not node.parked:
+            node.parked = True
+            if node.resource.parked is None:
+                node.resource.parked = []
+            node.resource.parked.append(node)
+
+    def _wake(self, resource: _Resource) -> None:
         """Put back the nodes that are parked on ``resource`` and for which it now suffices."""
-        parked = self._parked.get(resource)
-        if not parked:
-            return
-        self._parked[resource] = [node for node in parked if not self._suffices(resource, node.amount)]
+        parked = resource.parked or []
+        resource.parked = [node for node in parked if node.amount > resource.free] or None
         for node in parked:
-            if self._suffices(resource, node.amount):
+            if node.amount <= resource.free:
                 node.parked = False
                 self._list(node)
-
-
-def _below(node: _Node) -> int:
-    """How many requests wait at a node and below it. One that was withdrawn counts until it comes to the top."""
-    return len(node.line) - node.gone + sum(_below(child) for child in node.children.values() if not child.parked)
 
 
 def _path(demands: Mapping[str, int]) -> list[tuple[str, int]]:

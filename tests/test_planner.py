@@ -62,6 +62,8 @@ def test_admits_what_a_naive_planner_admits(seed: int) -> None:
     def some_request(number: int) -> Request:
         demands = {GLOBAL: total if rng.random() < 0.1 else 1, rng.choice(tasks): 1, rng.choice(models): 1}
         demands |= {name: 1 for name in (SLOT, GATE, CONFIGURE, "licence:x") if rng.random() < 0.3}
+        if rng.random() < 0.05:
+            demands = {}
         return Request(number, demands, rng.choice([0, number, rng.randint(0, 50)]))
 
     for number in range(400):
@@ -79,6 +81,9 @@ def test_admits_what_a_naive_planner_admits(seed: int) -> None:
         elif event < 0.9 and naive.waiting:
             gone = naive.waiting.pop(rng.randrange(len(naive.waiting)))
             assert planner.withdraw(gone.key)
+            if rng.random() < 0.5:  # put off: it comes back under its key, behind those of the same order
+                planner.add(gone)
+                naive.waiting.append(gone)
         elif event < 0.93:
             resource = rng.choice([SLOT, CONFIGURE, *tasks, "licence:x"])
             capacities[resource] = rng.randint(1, 4)
@@ -92,6 +97,7 @@ def test_admits_what_a_naive_planner_admits(seed: int) -> None:
                 blocker = planner.blocked_on(request.key)
                 assert blocker is not None
                 assert naive.in_use[blocker] + request.demands[blocker] > naive.capacity[blocker]
+            assert planner.blocked() == Counter(planner.blocked_on(request.key) for request in naive.waiting)
         assert (planner.waiting, planner.running) == (len(naive.waiting), len(naive.held))
         assert all(planner.in_use(name) == naive.in_use[name] for name in capacities)
 
@@ -268,6 +274,20 @@ def test_a_resource_does_not_shrink_below_what_waits() -> None:
     assert keys(planner.admit()) == ["alone"]
 
 
+def test_those_that_come_out_of_order_start_in_order() -> None:
+    planner, rng = Planner({GLOBAL: 1}), random.Random(1)
+    orders = rng.sample(range(-500, 500), 1000)
+    for order in orders:
+        planner.add(Request(order, {GLOBAL: 1, task_resource(str(order % 3)): 1}, order))
+    gone = set(orders[::5])
+    assert all(planner.withdraw(order) for order in gone)
+    seen: list[Hashable] = []
+    while started := planner.admit():
+        seen += keys(started)
+        planner.release(started[0].key)
+    assert seen == sorted(set(orders) - gone)
+
+
 def steps_per_admission(trials: int, tasks: int, *, order: str) -> float:
     """Run all trials, each releasing before the next starts, with every limit in play; count the steps."""
     capacities = {GLOBAL: 16, SLOT: 8, GATE: 1, model_resource("a"): 12}
@@ -289,13 +309,13 @@ def steps_per_admission(trials: int, tasks: int, *, order: str) -> float:
         running[chosen], running[-1] = running[-1], running[chosen]
         planner.release(running.pop())
         started = keys(planner.admit())
-        most = max(most, planner.evaluations - before - 8 * len(started))
+        most = max(most, planner.evaluations - before - len(started))
         before = planner.evaluations
         running += started
         admitted += len(started)
     assert (admitted, planner.waiting) == (trials, 0)
     # No single call is expensive either, not even one that starts nothing.
-    assert most < 50
+    assert most < 20
     return planner.evaluations / trials
 
 
@@ -303,5 +323,5 @@ def steps_per_admission(trials: int, tasks: int, *, order: str) -> float:
 def test_cost_does_not_grow_with_what_waits(order: str) -> None:
     small = steps_per_admission(1_000, 100, order=order)
     large = steps_per_admission(100_000, 10_000, order=order)
-    assert large < 10
+    assert large < 4
     assert large < small * 1.5

@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,9 @@ def requests(number: int, dice: random.Random) -> list[Request]:
     return [Request(index, needs[index % tasks][dice.randrange(3)], index) for index in range(number)]
 
 
+@cache
 def demands(task: int, model: str) -> dict[str, int]:
-    """What a trial needs. Every other task runs on the pool."""
+    """What a trial needs. Every other task runs on the pool. Kept, as a session keeps it."""
     needs = {GLOBAL: 1, task_resource(f"task-{task}"): 1, model_resource(model): 1}
     return needs | {SLOT: 1} if task % 2 else needs
 
@@ -131,7 +133,7 @@ def measure_planner(report: Report, options: argparse.Namespace) -> None:
     title = f"The planner, {AT_ONCE} trials at once ({options.rounds} rounds of {options.releases} releases)"
     report.table(
         title, columns, rows,
-        "admission: a release and the admissions that follow; looks: nodes and requests looked at for it",
+        "admission: a release and the admissions that follow; looks: requests looked at for it",
     )  # fmt: skip
     costs = [row["admission"] for row in rows]
     what = f"a release and its admissions, from {options.waiting[0]:,} to {options.waiting[-1]:,} waiting"
