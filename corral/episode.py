@@ -61,7 +61,12 @@ class Episode:
     @property
     def is_chain(self) -> bool:
         """Whether it has more than one task."""
-        return len(self._links.parents) > 1
+        return self.size > 1
+
+    @property
+    def size(self) -> int:
+        """How many tasks it has."""
+        return len(self._links.parents)
 
     @property
     def is_over(self) -> bool:

@@ -12,8 +12,8 @@ Guarantees
     - **Cheap.** The cost of an admission does not grow with the number of requests that wait.
 
 How
-    Waiting requests form a tree. Each edge is one demand, an amount of a resource, the widely shared resources first
-    and the tasks last; a request waits at the node where its demands are all named. A node that cannot be entered,
+    Waiting requests form a tree. Each edge is one demand, an amount of a resource, those first that a request names
+    first; a request waits at the node where its demands are all named. A node that cannot be entered,
     since its resource is short, is *parked* on that resource with all that waits below it: ten thousand tasks that
     wait for one free trial are one parked node. Elsewhere each node is listed in its parent's heap by its lowest rank,
     so the root knows the best request that is not parked. It is started, or the highest node on its way that cannot be
@@ -47,9 +47,6 @@ SLOT = "slot"
 CONFIGURE = "configure"
 """Trials inside ``configure_additional_apps``."""
 
-_BREADTH = {GLOBAL: 0, GATE: 1, SLOT: 2, CONFIGURE: 3, "model": 4, "task": 6}
-"""How widely a kind of resource is shared: only the speed depends on it. A kind that is not named here is a 5."""
-
 
 def model_resource(name: str) -> str:
     """The resource of the trials by the model ``name``."""
@@ -72,7 +69,10 @@ class Request:
 
     key: Hashable
     demands: Mapping[str, int]
-    """How much of which resource. All of a resource's capacity means: with nothing beside it."""
+    """How much of which resource. All of a resource's capacity means: with nothing beside it.
+
+    Their order is a matter of speed: a resource that many share stands before those that few do.
+    """
     order: int = 0
     """Lower starts first; equals start in the order they were added."""
 
@@ -310,7 +310,7 @@ class Planner:
     def _node(self, demands: Mapping[str, int]) -> _Node:
         """The node at which all of ``demands`` are named."""
         node = self._root
-        for name, amount in _path(demands):
+        for name, amount in demands.items():
             if (child := self._children.get((node, name, amount))) is None:
                 child = self._children[node, name, amount] = _Node(node, self._resource(name), amount)
             node = child
@@ -355,8 +355,3 @@ class Planner:
             if node.amount <= resource.free:
                 node.parked = False
                 self._list(node)
-
-
-def _path(demands: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The demands from the most widely shared resource to the least."""
-    return sorted(demands.items(), key=lambda demand: (_BREADTH.get(demand[0].partition(":")[0], 5), demand))

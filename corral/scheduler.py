@@ -106,6 +106,8 @@ class Scheduler:
         self._jobs: dict[TrialKey, Job] = {}
         self._courses: dict[str, _Course] = {}
         self._recorded: Mapping[TrialKey, bool] = {}
+        self._rounds = 1
+        """Of each task, at most."""
         self._demands_of: dict[tuple[str, str | None, tuple[str, ...]], Mapping[str, int]] = {}
 
     @property
@@ -130,6 +132,7 @@ class Scheduler:
                 self._courses[job.episode.episode_id] = _Course(job.episode)
                 if job.episode.is_chain:
                     self._planner.resize(episode_resource(job.episode.episode_id), 1)
+            self._rounds = max(self._rounds, job.key.trial_index + 1)
         for task_id in {key.task_id for key in self._jobs}:
             self._planner.resize(task_resource(task_id), self._limits.per_task)
         try:
@@ -181,18 +184,22 @@ class Scheduler:
         return self._demands_of[kind]
 
     def _fresh_demands(self, job: Job, more: tuple[str, ...]) -> dict[str, int]:
-        needs = {GLOBAL: 1, task_resource(job.key.task_id): 1} | dict.fromkeys(more, 1)
-        if job.info.mode == "serial":  # nothing runs beside it
-            needs[GLOBAL] = self._limits.global_trials
-        if job.info.mode == "serial" or (job.info.mode == "process" and not self._has_pool):
+        """In the order that the planner is quick with: what many trials share comes first."""
+        serial = job.info.mode == "serial"
+        needs = {GLOBAL: self._limits.global_trials if serial else 1}  # nothing runs beside a serial one
+        if serial or (job.info.mode == "process" and not self._has_pool):
             needs[GATE] = 1
-        if job.model in (self._limits.per_model or {}):
-            needs[model_resource(str(job.model))] = 1
+        needs |= dict.fromkeys(more, 1)
         if job.info.configures and self._limits.configure_apps is not None:
             needs[CONFIGURE] = 1
+        if job.model in (self._limits.per_model or {}):
+            needs[model_resource(str(job.model))] = 1
+        own = [task_resource(job.key.task_id)]
         if self._uses_slot(job) and job.episode.is_chain:
-            needs[episode_resource(job.episode.episode_id)] = 1
-        return needs
+            own.append(episode_resource(job.episode.episode_id))
+            if job.episode.size > self._rounds:
+                own.reverse()
+        return needs | dict.fromkeys(own, 1)
 
     def _admit(self, tasks: TaskGroup) -> None:
         for request in self._planner.admit():

@@ -203,10 +203,10 @@ async def test_two_that_end_at_once_end_their_episode_once() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("shape", ["chain", "fan"])
+@pytest.mark.parametrize("shape", ["chain", "fan", "rounds"])
 @pytest.mark.parametrize("mode", ["thread", "process"])
 async def test_the_scheduler_is_linear(shape: str, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner looks at as many requests for each of 5,000 tasks as for each of 500."""
+    """The planner looks at as many requests for each of 5,000 trials as for each of 500."""
     looks: dict[int, int] = {}
     planners: list[Planner] = []
 
@@ -222,10 +222,14 @@ async def test_the_scheduler_is_linear(shape: str, mode: Mode, monkeypatch: pyte
 
     monkeypatch.setattr("corral.scheduler.Planner", planner)
     for size in (500, 5000):
-        parents = [() if i == 0 else (f"{i - 1 if shape == 'chain' else 0}",) for i in range(size)]
-        tasks = {f"{i}": TaskInfo(f"{i}", mode, parents[i]) for i in range(size)}
-        (episode,) = make_plan(tasks, None, 1).episodes()
-        jobs = [Job(TrialKey(task, 0), tasks[task], episode, order) for order, task in enumerate(tasks)]
+        width, rounds = (2, size // 2) if shape == "rounds" else (size, 1)
+        parents = [() if i == 0 else (f"{i - 1 if shape == 'chain' else 0}",) for i in range(width)]
+        tasks = {f"{i}": TaskInfo(f"{i}", mode, parents[i]) for i in range(width)}
+        places = [(episode, task) for episode in make_plan(tasks, None, rounds).episodes() for task in tasks]
+        jobs = [
+            Job(TrialKey(task, episode.trial_index), tasks[task], episode, order)
+            for order, (episode, task) in enumerate(places)
+        ]
         scheduler = Scheduler(
             ConcurrencyConfig(4), slots=2, run_trial=at_once, record=told, skip_trial=nothing, close_episode=nothing
         )
