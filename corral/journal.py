@@ -39,7 +39,7 @@ from filelock import FileLock, Timeout
 from corral.errors import ConfigError, JournalError, SessionMismatch
 from corral.plain import plain
 from corral.records import Line, Record, decode, encode, from_record, known_fields, line_of, to_record
-from corral.types import TrialKey
+from corral.types import TrialKey, shown
 
 __all__ = [
     "Header", "Journal", "Line", "Place", "Reading", "Record", "check_same", "check_session_id",
@@ -57,7 +57,7 @@ HOLDER_NAME = "journal.holder"
 def check_session_id(session_id: object) -> str:
     """Return ``session_id`` if it can name a session, and so a directory anywhere; raise ConfigError otherwise."""
     if not isinstance(session_id, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", session_id):
-        raise ConfigError(f"a session id is 1 to 100 letters, digits, '.', '_' or '-', not {session_id!r}")
+        raise ConfigError(f"a session id is 1 to 100 letters, digits, '.', '_' or '-', not {shown(session_id)}")
     if session_id in (".", ".."):
         raise ConfigError(f"a session id cannot be {session_id!r}, which names a directory of its own")
     return session_id

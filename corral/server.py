@@ -20,7 +20,7 @@ from corral.named import NamedBuilder
 from corral.pool.config import WorkerPoolConfig, parse_bytes
 from corral.pool.entry import refuse_in_worker
 from corral.pool.options import add_backend_options, backend_settings
-from corral.shell import Parser
+from corral.shell import Parser, say
 from corral.source import EnvironmentsOrBuilder, EnvironmentSource
 from corral.types import check_count, check_seconds
 
@@ -219,10 +219,10 @@ def main(arguments: list[str] | None = None) -> int:
             max_body=options.max_body, max_result=options.max_result,
         )  # fmt: skip
     except ConfigError as error:
-        print(f"corral: {error}", file=sys.stderr)  # noqa: T201
+        say(error)
         return EXIT_USAGE
     except CorralError as error:
-        print(f"corral: {error}", file=sys.stderr)  # noqa: T201
+        say(error)
         return EXIT_FAILED
     return EXIT_STOPPED
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -205,8 +207,6 @@ def test_whatever_an_agent_raises_concerns_its_own_trial_only(
 
 
 def test_a_cancellation_that_an_agent_makes_itself_is_its_own_failure(tmp_path: Path) -> None:
-    import asyncio
-
     def policy(lab: Any, prompt: str) -> Any:
         raise asyncio.CancelledError
 
@@ -217,6 +217,82 @@ def test_a_cancellation_that_an_agent_makes_itself_is_its_own_failure(tmp_path: 
         trial = sole(bench(benches(a="thread"), each, tmp_path / str(number)))
         assert trial.failure == "agent"
         assert "CancelledError" in str(trial.error_message)
+
+
+ESCAPES = [
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    asyncio.CancelledError(),
+    BaseExceptionGroup("g", [KeyboardInterrupt()]),
+]
+
+
+class Escaping(Bench):
+    """Raises ``error`` in one ``place``, and in the tasks called "a" only."""
+
+    def __init__(self, task_id: str, mode: Mode, place: str, error: BaseException) -> None:
+        super().__init__(task_id, mode)
+        self.place, self.error = place, error
+
+    def escape(self, place: str) -> None:
+        if (self.task_id, self.place) == ("a", place):
+            raise self.error
+
+    def get_task_prompt(self) -> str:
+        self.escape("prompt")
+        return "prompt"
+
+    def configure_additional_apps(self) -> str:
+        self.escape("configure")
+        return ""
+
+    @tool
+    def work(self) -> None:
+        """Work."""
+        self.escape("tool")
+
+    def score(self) -> float:
+        self.escape("score")
+        return super().score()
+
+    def close(self) -> None:
+        self.escape("close")
+
+
+@pytest.mark.parametrize("error", ESCAPES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("place", "failure"),
+    [("prompt", "env_start"), ("configure", "env_start"), ("tool", None), ("score", "scoring"), ("close", None)],
+)
+@WHERE
+def test_what_is_no_exception_concerns_its_own_trial_only_too(
+    mode: Mode, options: Options, place: str, failure: str | None, error: BaseException, tmp_path: Path
+) -> None:
+    def policy(lab: Any, prompt: str) -> Any:
+        with contextlib.suppress(ToolFailed):
+            lab.call("work")
+        return 1
+
+    def build() -> dict[str, Environment]:
+        return {task_id: Escaping(task_id, mode, place, error) for task_id in "ab"}
+
+    first, second = bench(build, policy, tmp_path, **options).trials
+    assert (first.failure, second.failure, second.score) == (failure, None, 1)
+    said = [first.error_message, *first.warnings, *(call["error"] for call in first.state.get("tool_calls", ()))]
+    assert any(type(error).__name__ in str(text) for text in said)
+
+
+@pytest.mark.parametrize("error", ESCAPES, ids=lambda error: type(error).__name__)
+def test_nor_does_what_a_factory_of_agents_raises(error: BaseException, tmp_path: Path) -> None:
+    def hire(context: TrialContext) -> Any:
+        if context.task_id == "a":
+            raise error
+        return ScriptedAgent(answer)
+
+    runner = CorralRunner(benches(a="thread", b="thread"), agent_factory=hire, checkpoint_dir=tmp_path)
+    first, second = runner.bench(retries=0).trials
+    assert (first.failure, second.score) == ("agent", 1)
+    assert str(first.error_message).startswith(f"the agent factory failed: {type(error).__name__}")
 
 
 class Throttled(Exception):

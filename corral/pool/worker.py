@@ -144,7 +144,10 @@ class Worker:
                 raise ConfigError(answer.record.message)
             kind = LostStart if answer.record.type == "ProcessEnded" else EnvStartError
             at = IMPORTING if answer.of_main else what
-            raise with_output(kind.because(f"{at}, in a worker,", answer.record), as_text(self._output))
+            error = kind.because(f"{at}, in a worker,", answer.record)
+            if answer.record.traceback:
+                error.add_note(f"\nIn the worker:\n\n{answer.record.traceback}")
+            raise with_output(error, as_text(self._output))
         raise ProtocolError(f"a worker answered with a {type(answer).__name__}")
 
     @contextlib.asynccontextmanager
