@@ -312,11 +312,10 @@ def test_addresses_that_are_none(address: Any) -> None:
 def test_a_socket_that_is_not_there_is_named() -> None:
     # Not by a call: httpcore leaves the socket open that it could not connect.
     patience = Patience(CorralRouter("unix:/nowhere").link.address)
-    with pytest.raises(
-        InfrastructureError, match="^the environment server at unix:/nowhere does not answer: OSError: no"
-    ):
-        for _ in range(len(DELAYS) + 1):
-            patience.after(OSError("no"))
+    for _ in DELAYS:
+        patience.after(OSError("no"))
+    with pytest.raises(InfrastructureError, match="server at unix:/nowhere does not answer"):
+        patience.after(OSError("no"))
 
 
 def test_a_plain_connection_loads_no_certificates(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
