@@ -9,10 +9,7 @@ from functools import cached_property
 from corral.episode import Episode, Links
 from corral.errors import ConfigError, TaskGraphError
 from corral.tasks import connected_components, missing_parents, topological_order
-from corral.types import ConcurrencyMode, TaskInfo, TrialKey
-
-MAX_TRIALS = 10_000_000
-"""Trials of one run: each is planned ahead and kept in memory, 5 kB of it when it has ended."""
+from corral.types import MAX_TRIALS, ConcurrencyMode, TaskInfo, TrialKey
 
 
 @dataclass(frozen=True)

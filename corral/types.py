@@ -30,6 +30,9 @@ Verbosity = Literal["minimal", "brief", "full"]
 """How much of a tool's docstring its description shows: none of it, its first paragraph, or all."""
 
 
+MAX_TRIALS = 10_000_000
+"""Trials of one run: each is planned ahead and kept in memory, 5 kB of it when it has ended."""
+
 SHOWN = 200
 """Characters of a value that a sentence shows."""
 

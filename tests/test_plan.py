@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from corral.errors import ConfigError, TaskGraphError
-from corral.plan import MAX_TRIALS, make_plan
-from corral.types import TaskInfo, TrialKey
+from corral.plan import make_plan
+from corral.types import MAX_TRIALS, TaskInfo, TrialKey
 
 
 def catalogue(**parents: str) -> dict[str, TaskInfo]:
