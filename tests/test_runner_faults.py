@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -157,6 +158,31 @@ def test_nor_can_one_that_thinks_on_until_the_trial_s_limit(tmp_path: Path) -> N
 
     trial = sole(bench(benches(a="process"), policy, tmp_path, retries=0, trial_timeout=1, **POOL))
     assert trial.failure == "worker_died"
+
+
+def test_a_trial_that_removes_the_temporary_folder_costs_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its worker then killed as well, so that there has to be a place for a new one."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    remove = f"""
+import os, shutil, signal
+if env.state.trial_id in ("a#1", "b#1"):
+    for left in os.listdir({str(scratch)!r}):
+        shutil.rmtree(os.path.join({str(scratch)!r}, left))
+if env.state.trial_id == "b#1":
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+result = 1
+"""
+    result = bench(
+        benches(a="process", b="process"), code(remove), tmp_path, trials_per_task=4, retries=0, worker_pool=1
+    )
+    failed = {trial.trial_id: trial.failure for trial in result.trials if trial.failure}
+    assert failed == {"b#1": "worker_died"}
+    assert list(scratch.iterdir()) == []
 
 
 # ---- agents ----
