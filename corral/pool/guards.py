@@ -85,7 +85,7 @@ def become_leader() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make what a dead trial process leaves behind a child of this worker, which then ends it."""
+    """Make what a dead process below this one leaves behind a child of this one, which then ends it."""
     if LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 

@@ -1,4 +1,4 @@
-"""WORKER SIDE. The nursery's main loop: fork a worker when asked, say how each one ended.
+"""WORKER SIDE. The nursery's main loop: fork a worker when asked, say how each one ended, end what one left behind.
 
 It holds what a worker needs of Corral's own, and nothing of the user's; so its forks are new interpreters to the user's
 code, but for the time that importing Corral takes. What few workers need, or one of them once, is left out: pydantic,
@@ -37,6 +37,7 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         guards.become_leader()
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
+        guards.adopt_orphans()
         _warm_up(spec.modules, Path(spec.log_path).parent)
         if guards.thread_count() == 1:
             gc.freeze()  # forks share these pages for as long as the collector does not touch them
@@ -92,6 +93,7 @@ class _Nursery:
                 os.waitpid(pid, 0)
         for _, pid in self._workers.values():
             os.killpg(pid, signal.SIGKILL)
+        guards.end_children(set())
 
     def _serve(self) -> bool:
         """Do what is asked; False when there is nothing more to do."""
@@ -127,6 +129,8 @@ class _Nursery:
         with contextlib.suppress(ChildProcessError):
             _, status = os.waitpid(pid, 0)
             self._report(ProcessEnded(number, os.waitstatus_to_exitcode(status)))
+        # One that was killed could not see to what its trials had left: that is this process's child now.
+        guards.end_children({pid for _, pid in self._workers.values()})
 
     def _report(self, message: ProcessStarted | ProcessEnded) -> None:
         with contextlib.suppress(OSError):  # nobody is there any more, which is seen to next

@@ -323,8 +323,6 @@ async def start_grandchild(lease: Lease, kind: str) -> tuple[str, int]:
 @parametrize_kinds
 @pytest.mark.parametrize("end", ["close", "crash", "cancel", "kill", "worker_killed", "pool_closed"])
 async def test_what_a_trial_started_ends_with_it(kind: str, end: str) -> None:
-    if (kind, end) == ("daemon", "worker_killed"):
-        pytest.skip("a daemon whose worker was killed by a stranger has no parent left that knows it")
     async with pool() as workers:
         async with workers.lease() as lease:
             runtime_id, pid = await start_grandchild(lease, kind)
