@@ -58,6 +58,12 @@ def test_commands_have_options_that_there_are(line: str) -> None:
     PARSERS[module]().parse_args(arguments)
 
 
+def test_the_package_names_its_commands(tmp_path: Path) -> None:
+    done = python("-m", "corral", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.findall(r"python -m (corral\.\w+)", done.stderr) == list(PARSERS)
+
+
 # ---- the README's example ----
 
 
