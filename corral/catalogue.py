@@ -12,6 +12,7 @@ from typing import Any
 
 from corral.environment import Environment
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ScoringError, TrialError
+from corral.tools import Tool
 from corral.types import TaskInfo, shown
 
 
@@ -42,6 +43,9 @@ def _checked(environments: Any) -> Mapping[str, Environment]:
             raise ConfigError(f"environments must map text ids to Environments; {shown(task_id)} is mapped to {what}")
         if env.task_id != task_id:
             raise ConfigError(f"the environment under {task_id!r} has the task id {env.task_id!r}")
+        tools: Any = env.get_tools()
+        if not isinstance(tools, Mapping) or not all(isinstance(each, Tool) for each in tools.values()):
+            raise ConfigError(f"get_tools of task {task_id!r} must give tools by their names, not {shown(tools)}")
     return environments
 
 

@@ -354,7 +354,9 @@ class TrialRuntime:
 
     def _accepted(self, answer: Any) -> Any:
         try:
-            return self.env.resolve_answer(to_data(answer, "the answer", arrays="list"))
+            given = to_data(answer, "the answer", arrays="list")
+            with failing_as(ScoringError, f"resolve_answer of task {self.spec.task_id!r}"):
+                return self.env.resolve_answer(given)
         except SerializationError as error:
             raise SubmissionError(f"the answer to {self.key} cannot be accepted: {error}") from error
 
