@@ -37,7 +37,7 @@ from corral.pool.messages import (
 )
 from corral.pool.nursery import Fork
 from corral.pool.processes import descendants, find_process, is_stopped, see_off, signal_all
-from corral.pool.starts import ENDED, LostStart, SlowStart, with_output
+from corral.pool.starts import ENDED, InWorker, LostStart, SlowStart, with_output
 from corral.pool.trial_handle import LAST_WORDS, TrialProcess
 from corral.types import FreshMode
 
@@ -144,10 +144,8 @@ class Worker:
                 raise ConfigError(answer.record.message)
             kind = LostStart if answer.record.type == "ProcessEnded" else EnvStartError
             at = IMPORTING if answer.of_main else what
-            error = kind.because(f"{at}, in a worker,", answer.record)
-            if answer.record.traceback:
-                error.add_note(f"\nIn the worker:\n\n{answer.record.traceback}")
-            raise with_output(error, as_text(self._output))
+            error = with_output(kind.because(f"{at}, in a worker,", answer.record), as_text(self._output))
+            raise error from InWorker(answer.record.traceback)
         raise ProtocolError(f"a worker answered with a {type(answer).__name__}")
 
     @contextlib.asynccontextmanager

@@ -41,7 +41,7 @@ async def test_a_builder_that_raises(fresh: str) -> None:
     assert error.record is not None
     assert "build_raising" in error.record.traceback
     assert re.search(r" \(pool_envs\.py, line \d+\)$", str(error))
-    assert error.__notes__ == [f"\nIn the worker:\n\n{error.record.traceback}"]
+    assert str(error.__cause__) == f"\n\n{error.record.traceback}"
 
 
 async def test_a_builder_that_asks_to_exit(fresh: str) -> None:
