@@ -41,7 +41,17 @@ from corral.scheduler import Job
 from corral.service import TrialService
 from corral.settings import RunSettings
 from corral.threads import call_blocking
-from corral.types import Attempt, TaskTrialResult, Timings, ToolCall, TrialContext, TrialKey, WorkerRef, derive_seed
+from corral.types import (
+    Attempt,
+    TaskTrialResult,
+    Timings,
+    ToolCall,
+    TrialContext,
+    TrialKey,
+    WorkerRef,
+    derive_seed,
+    shown,
+)
 
 UNANSWERED = frozenset({"max_iterations", "timeout", "no_answer"})
 """Agent statuses that mean: no answer within its budget. Such a trial is graded, with 0."""
@@ -258,7 +268,7 @@ class TrialDriver:
         if failure is not None:
             raise blame_agent(failure) from failure
         if not isinstance(given, AgentRunResult):
-            raise AgentError(f"the agent gave {given!r:.200} instead of an AgentRunResult")
+            raise AgentError(f"the agent gave {shown(given)} instead of an AgentRunResult")
         course.run = given
 
     async def _conclude(self, job: Job, course: _Course, bound: Any) -> None:
@@ -285,7 +295,7 @@ class TrialDriver:
             if not isinstance(course.result, TaskTrialResult):
                 given, course.result = course.result, None
                 raise InfrastructureError(
-                    f"the router's submit_answer gave {given!r:.200}, which is no TaskTrialResult"
+                    f"the router's submit_answer gave {shown(given)}, which is no TaskTrialResult"
                 )
         elif run.status in UNANSWERED or run.status == "success":
             if hasattr(bound, "get_task_state"):
@@ -333,8 +343,8 @@ class TrialDriver:
             base,
             task_id=job.key.task_id,
             trial_index=job.key.trial_index,
-            token_usage=run.token_usage if run else dict(getattr(course.agent, "token_usage", None) or {}),
-            messages=run.messages if run else list(getattr(course.agent, "messages", None) or []),
+            token_usage=run.token_usage if run else _copied(course.agent, "token_usage", dict),
+            messages=run.messages if run else _copied(course.agent, "messages", list),
             agent_status=run.status if run else None,
             worker=course.worker,
             timings=course.timings(job.planned_at),
@@ -357,6 +367,16 @@ class TrialDriver:
         return TaskTrialResult(
             *job.key, state=state, tool_statistics=statistics, error_message=message, surrendered=surrendered
         )
+
+
+def _copied(agent: Any, name: str, kind: type) -> Any:
+    """What an agent holds that was given up, and may go on. What is no such collection, its record will tell of."""
+    value = None
+    try:
+        value = getattr(agent, name, None)
+        return kind(value or ())
+    except Exception:
+        return value
 
 
 def _count_calls(calls: list[ToolCall]) -> dict[str, dict[str, int]]:

@@ -228,8 +228,8 @@ def read_answer(call: Call[T], status: int, body: bytes) -> T:
 class Patience:
     """How often one call is tried again, and when it is given up."""
 
-    def __init__(self, base_url: str) -> None:
-        self._base_url = base_url
+    def __init__(self, address: str) -> None:
+        self._address = address
         self._tries = 0
 
     def after(self, error: Exception, *, silent: bool = False) -> float:
@@ -242,7 +242,7 @@ class Patience:
             return 0.0
         if self._tries >= len(DELAYS) or (silent and self._tries):
             raise InfrastructureError(
-                f"the environment server at {self._base_url} does not answer: {type(error).__name__}: {error}"
+                f"the environment server at {self._address} does not answer: {type(error).__name__}: {error}"
             ) from error
         self._tries += 1
         return DELAYS[self._tries - 1]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import json
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from corral.environment import Environment
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ScoringError, TrialError
-from corral.types import TaskInfo
+from corral.tools import Tool
+from corral.types import TaskInfo, shown
 
 
 def describe(environments: Any) -> dict[str, TaskInfo]:
@@ -33,14 +36,16 @@ def warm_up(environments: Mapping[str, Environment]) -> None:
 
 def _checked(environments: Any) -> Mapping[str, Environment]:
     if not isinstance(environments, Mapping):
-        raise ConfigError(f"environments must be a mapping of task id to Environment, not {environments!r:.80}")
+        raise ConfigError(f"environments must be a mapping of task id to Environment, not {shown(environments)}")
     for task_id, env in environments.items():
         if not isinstance(task_id, str) or not isinstance(env, Environment):
-            raise ConfigError(
-                f"environments must map text ids to Environments; {task_id!r:.80} is mapped to a {type(env).__name__}"
-            )
+            what = f"the class {env.__name__}: call it" if isinstance(env, type) else f"a {type(env).__name__}"
+            raise ConfigError(f"environments must map text ids to Environments; {shown(task_id)} is mapped to {what}")
         if env.task_id != task_id:
             raise ConfigError(f"the environment under {task_id!r} has the task id {env.task_id!r}")
+        tools: Any = env.get_tools()
+        if not isinstance(tools, Mapping) or not all(isinstance(each, Tool) for each in tools.values()):
+            raise ConfigError(f"get_tools of task {task_id!r} must give tools by their names, not {shown(tools)}")
     return environments
 
 
@@ -53,7 +58,9 @@ def load(build: Callable[[], Any]) -> dict[str, Environment]:
     except EnvStartError as error:
         if isinstance(error.__cause__, ConfigError):  # such as a cycle: it says itself what is wrong
             raise error.__cause__ from None
-        raise
+        if error.record is None:
+            raise
+        raise EnvStartError.because(f"the builder {name}", error.record) from error.__cause__
     return dict(environments)
 
 
@@ -79,13 +86,25 @@ def _digest(env: Environment, sources: dict[type, str]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+def is_a_stop(error: BaseException) -> bool:
+    """Whether it stops the whole run: a Ctrl-C. Of an environment's own making is all that is raised where none comes.
+
+    That is in any thread but the first, and in trial processes, which ignore it.
+    """
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return False
+    return signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
 @contextmanager
 def failing_as(error_class: type[EnvStartError] | type[ScoringError], what: str) -> Iterator[None]:
-    """Turn what the environment's code raises into one error of the trial. A stop of the whole run passes."""
+    """Turn whatever the environment's code raises into one error of the trial. A stop of the whole run passes."""
     try:
         yield
     except TrialError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_a_stop(error):
+            raise
         record = ErrorRecord.of(error)
         raise error_class(f"{what} failed: {record}", record=record) from error

@@ -16,20 +16,21 @@ from random import SystemRandom
 from typing import Any
 
 import anyio
-from rich.console import Console
 
 from corral.agents.scripted import check_think_time
 from corral.errors import ConfigError, CorralError
-from corral.journal import Journal, new_session_id
+from corral.journal import Journal, check_session_id, new_session_id
 from corral.named import NamedBuilder, load_named
 from corral.pool.config import WorkerPoolConfig, available_cpus
 from corral.pool.options import add_backend_options, backend_settings
+from corral.report.console import TerminalConsole
 from corral.report.exports import check_report
-from corral.report.files import dump, stable_bytes
+from corral.report.files import print_document, stable_bytes
 from corral.report.rendering import print_result
 from corral.report.result import BenchmarkResult
+from corral.report.text import printable
 from corral.runner import CorralRunner
-from corral.shell import Parser, let_go_of_output, stopping_signals
+from corral.shell import Parser, let_go_of_output, say, stopping_signals
 from corral.types import TrialContext
 from corral.unwrap import unwrapped
 
@@ -106,22 +107,21 @@ class _Order:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; the exit status."""
     options = parser().parse_args(arguments)
-    errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     stop = _Stop()
     order = None
     try:
         order = _order(options)
         return anyio.run(_run, order, stop)
     except ConfigError as error:
-        errors.print(f"corral: {error}")
+        say(error)
         return EXIT_USAGE
     except (CorralError, _ReportFailed) as error:
-        errors.print(f"corral: {error}")
+        say(error)
         return EXIT_NOT_GRADED
     except (KeyboardInterrupt, _Interrupted) as stopped:
         number = stop.signal or signal.Signals(getattr(stopped, "number", signal.SIGINT))
         kept = f"; what was finished is kept. The same command with --session {order.session} goes on." if order else ""
-        errors.print(f"corral: stopped by {number.name}{kept}")
+        say(f"stopped by {number.name}{kept}")
         return 128 + number
 
 
@@ -136,7 +136,8 @@ def _order(options: argparse.Namespace) -> _Order:
     for name in ("session", "checkpoint_dir", "model", "report", "envs", "agent"):
         if getattr(options, name) == "":
             raise ConfigError(f"--{name.replace('_', '-')} is empty")
-    session = options.session or new_session_id(datetime.now().astimezone(), SystemRandom())
+    named = None if options.session is None else check_session_id(options.session)
+    session = named or new_session_id(datetime.now().astimezone(), SystemRandom())
     runner = CorralRunner(
         NamedBuilder(options.envs or WETLAB),
         agent_factory=_agent_factory(options),
@@ -286,9 +287,9 @@ async def _serial(order: _Order, result: BenchmarkResult) -> BenchmarkResult:
 def _print(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | None) -> None:
     options = order.options
     if options.json:
-        sys.stdout.write(dump(_document(order, result, serial)) + "\n")
+        print_document(_document(order, result, serial))
         return
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     if options.quiet:
         console.print(_one_line(result), soft_wrap=True, markup=False)
     else:
@@ -313,7 +314,7 @@ def _one_line(result: BenchmarkResult) -> str:
     coverage = result.coverage
     line = f"{coverage.graded} of {coverage.planned} trials graded, average score {result.average_score():.3f}"
     cause = result.first_cause()
-    return f"{line}; session {result.session_id}" + (f"; first cause: {cause}" if cause else "")
+    return f"{line}; session {result.session_id}" + (f"; first cause: {printable(cause)}" if cause else "")
 
 
 def _comparison(order: _Order, result: BenchmarkResult, serial: BenchmarkResult) -> dict[str, Any]:

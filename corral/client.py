@@ -18,7 +18,7 @@ from anyio.lowlevel import EventLoopToken
 from corral import calls
 from corral.calls import Call, Place, SeenTrial
 from corral.errors import ConfigError, InfrastructureError, NotFound, TrialError
-from corral.types import TaskTrialResult, ToolResponse, Verbosity, check_verbosity
+from corral.types import TaskTrialResult, ToolResponse, Verbosity, check_path, check_verbosity, shown
 
 TIMEOUT = httpx.Timeout(calls.WAIT + calls.SILENCE, connect=calls.CONNECT_TIMEOUT, pool=None)
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
@@ -30,6 +30,7 @@ class Link:
 
     def __init__(self, base_url: str, token: str | None, client: Any) -> None:
         self.base_url, self.uds = _address(base_url)
+        self.address = self.base_url if self.uds is None else f"unix:{self.uds}"
         self.token = token if token is not None else os.environ.get("CORRAL_TOKEN") or None
         self.given = client
         self.made: Any = None
@@ -72,14 +73,21 @@ class Link:
 
 def _address(base_url: object) -> tuple[str, str | None]:
     if not isinstance(base_url, str) or not base_url:
-        raise ConfigError(f"base_url must be the address of an environment server, not {base_url!r}")
-    if base_url.startswith("unix:"):
-        path = base_url.removeprefix("unix:")
+        raise ConfigError(f"base_url must be the address of an environment server, not {shown(base_url)}")
+    path = check_path(base_url.removeprefix("unix:"), "base_url")
+    if base_url.startswith("unix:") and path:
         return "http://corral", "/" + path.lstrip("/") if path.startswith("//") else path
-    if urlsplit(base_url).scheme not in ("http", "https"):
+    if not base_url.startswith(("http://", "https://")):
         raise ConfigError(
             f"base_url must begin with http://, https:// or unix:, such as http://127.0.0.1:8000, not {base_url!r}"
         )
+    try:
+        parts = urlsplit(base_url)
+        complete = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # no port, no IPv6 address
+        complete = False
+    if not complete or any(c.isspace() for c in base_url):
+        raise ConfigError(f"base_url must name a host, and a port from 1 to 65535 if any, not {base_url!r}")
     return base_url.rstrip("/"), None
 
 

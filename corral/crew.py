@@ -8,7 +8,7 @@ from typing import Any
 
 from corral.errors import AgentError, ConfigError, ErrorRecord
 from corral.threads import call_blocking
-from corral.types import TrialContext, TrialKey
+from corral.types import TrialContext, TrialKey, shown
 
 AgentFactory = Callable[[TrialContext], Any]
 
@@ -20,7 +20,7 @@ class Crew:
         if agent is None and factory is None:
             raise ConfigError("give an agent (agent=...) or a function that makes one (agent_factory=...)")
         if factory is not None and not callable(factory):
-            raise ConfigError(f"agent_factory must be a function of a TrialContext, not {factory!r}")
+            raise ConfigError(f"agent_factory must be a function of a TrialContext, not {shown(factory)}")
         if factory is None:
             _check_shared(agent)
         self._agent = agent
@@ -68,17 +68,31 @@ class Crew:
                 if self._is_async:
                     agent = await self._factory(context)
                 else:
-                    agent = await call_blocking(self._factory, context)
+                    agent = await call_blocking(_call, self._factory, context)
+            except AgentError:
+                raise
             except (Exception, SystemExit) as error:
-                record = ErrorRecord.of(error)
-                raise AgentError(f"the agent factory failed: {record}", record=record) from error
+                raise _failed(error) from error
         if not _is_agent(agent):
             raise AgentError(
-                f"the agent factory gave {agent!r}, which is no agent: it has neither run_agent nor arun_agent"
+                f"the agent factory gave {shown(agent)}, which is no agent: it has neither run_agent nor arun_agent"
             )
         if hasattr(agent, "enable_surrender"):
             agent.enable_surrender = self._enable_surrender
         return agent
+
+
+def _call(factory: AgentFactory, context: TrialContext) -> Any:
+    """In a thread, which no Ctrl-C reaches: whatever is raised there, the factory has raised."""
+    try:
+        return factory(context)
+    except BaseException as error:
+        raise _failed(error) from error
+
+
+def _failed(error: BaseException) -> AgentError:
+    record = ErrorRecord.of(error)
+    return AgentError(f"the agent factory failed: {record}", record=record)
 
 
 def _is_agent(agent: Any) -> bool:
@@ -90,7 +104,7 @@ def _check_shared(agent: Any) -> None:
         raise ConfigError(f"agent must be an object, not the class {agent.__qualname__}: call it first")
     if not _is_agent(agent):
         raise ConfigError(
-            f"agent must have run_agent or arun_agent, as a BaseAgent has, and {agent!r:.200} has neither"
+            f"agent must have run_agent or arun_agent, as a BaseAgent has, and {shown(agent)} has neither"
         )
 
 

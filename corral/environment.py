@@ -30,7 +30,7 @@ from corral.tasks import (
     visible_outputs,
 )
 from corral.tools import JOB_TOOLS, Jobs, Tool, as_tool
-from corral.types import ConcurrencyMode, FreshMode, ToolCall, check_mode
+from corral.types import ConcurrencyMode, FreshMode, ToolCall, check_mode, shown
 
 __all__ = ["CorralState", "Environment", "InputRef", "TaskDefinition", "build_environments"]
 
@@ -424,7 +424,10 @@ def build_environments(
     ``env_cls`` is called with the task's id (and with ``definition=`` if it takes that). With ``base_work_dir`` the
     trials' directories are made there and kept.
     """
-    given = list(tasks)
+    listed: Any = tasks
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        raise ConfigError(f"build_environments takes a list of TaskDefinitions, not {shown(tasks)}")
+    given: list[Any] = list(listed)
     for task in given:
         if not isinstance(task, TaskDefinition):
             raise ConfigError(f"build_environments takes TaskDefinitions, not {task!r:.80}")

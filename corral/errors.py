@@ -29,6 +29,7 @@ The class writes the sentence; a raise site passes facts only. Who is to blame s
 
 from __future__ import annotations
 
+import re
 import signal as _signal
 import traceback as _traceback
 from enum import StrEnum
@@ -104,6 +105,23 @@ class ErrorRecord:
         """The error in one line: ``TypeName: message``."""
         short = self.type.rpartition(".")[2]
         return f"{short}: {self.message}" if self.message else short
+
+    @property
+    def with_place(self) -> str:
+        """The same, and the last line of the user's own code that it went through: `` (envs.py, line 12)``."""
+        own = [frame for frame in _FRAME.findall(self.traceback) if not _is_of_a_library(frame[0])]
+        return f"{self} ({own[-1][1]}, line {own[-1][2]})" if own else str(self)
+
+
+_FRAME = re.compile(r'^[ |]*File "((?:[^"]*[/\\])?([^"/\\<>]+))", line (\d+), in ', re.MULTILINE)
+_OURS = __file__.removesuffix("errors.py")
+_PYTHONS = str(_traceback.__file__).removesuffix("traceback.py")
+
+
+def _is_of_a_library(path: str) -> bool:
+    """Of Python's, Corral's (its environments aside) or an installed one."""
+    ours = path.startswith(_OURS) and not path.removeprefix(_OURS).startswith("envs")
+    return ours or path.startswith(_PYTHONS) or "site-packages" in path
 
 
 def signal_name(number: int) -> str:
@@ -321,7 +339,7 @@ class EnvStartError(TrialError):
     @classmethod
     def because(cls, what: str, record: ErrorRecord) -> Self:
         """``what`` failed with the exception described by ``record``."""
-        return cls(f"{what} failed: {record}", record=record)
+        return cls(f"{what} failed: {record.with_place}", record=record)
 
 
 class ToolError(TrialError):

@@ -38,8 +38,9 @@ from filelock import FileLock, Timeout
 
 from corral.errors import ConfigError, JournalError, SessionMismatch
 from corral.plain import plain
+from corral.record_shapes import RUN, misfit, misfit_of_header, misfit_of_trial
 from corral.records import Line, Record, decode, encode, from_record, known_fields, line_of, to_record
-from corral.types import TrialKey
+from corral.types import MAX_TRIALS, TrialKey, shown
 
 __all__ = [
     "Header", "Journal", "Line", "Place", "Reading", "Record", "check_same", "check_session_id",
@@ -57,7 +58,7 @@ HOLDER_NAME = "journal.holder"
 def check_session_id(session_id: object) -> str:
     """Return ``session_id`` if it can name a session, and so a directory anywhere; raise ConfigError otherwise."""
     if not isinstance(session_id, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", session_id):
-        raise ConfigError(f"a session id is 1 to 100 letters, digits, '.', '_' or '-', not {session_id!r}")
+        raise ConfigError(f"a session id is 1 to 100 letters, digits, '.', '_' or '-', not {shown(session_id)}")
     if session_id in (".", ".."):
         raise ConfigError(f"a session id cannot be {session_id!r}, which names a directory of its own")
     return session_id
@@ -364,6 +365,7 @@ class Reading:
         """What the latest run told when it had ended; None where none ever ended."""
         self.good = 0
         self._keep = keep
+        self._tasks: frozenset[str] = frozenset()
         self.lacks_newline = False
         header = None
         blank: int | None = None
@@ -398,23 +400,36 @@ class Reading:
         if line["schema"] != SCHEMA:
             self._refuse(number, f"its schema is {line['schema']}, and this Corral reads {SCHEMA}")
         try:
-            return Header(**known_fields(Header, line))
+            header = Header(**known_fields(Header, line))
         except TypeError as error:
             self._refuse(number, f"its header is not complete ({error})")
+        if reason := misfit_of_header(line):
+            self._refuse(number, reason)
+        self._tasks = frozenset(map(str, header.plan.get("task_ids", ())))
+        return header
 
     def _add(self, number: int, line: Record, length: int) -> None:
         if line.get("type") == "run":
+            if reason := misfit(line, RUN):
+                self._refuse(number, reason)
             self.run = {name: value for name, value in line.items() if name != "type"}
             return
         task_id, index = line.get("task_id"), line.get("trial_index")
         if line.pop("type", None) != "trial" or not isinstance(task_id, str) or not isinstance(index, int):
             self._refuse(number, "it is no record of a trial")
+        if reason := misfit_of_trial(line):
+            self._refuse(number, reason)
+        if not 0 <= index < MAX_TRIALS or isinstance(index, bool) or (self._tasks and task_id not in self._tasks):
+            self._refuse(number, f"the session has no trial {task_id}#{index}")
         key = TrialKey(task_id, index)
         place = Place(self.good, length)
         if not line.pop("replaces", False) and key in self.records:
             self._refuse(number, f"it is a second final record of {key}")
         self.records.pop(key, None)
-        self.records[key] = self._keep(line, place)
+        try:
+            self.records[key] = self._keep(line, place)
+        except JournalError as error:
+            self._refuse(number, str(error))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from corral.errors import ConfigError
+from corral.errors import ConfigError, ErrorRecord
 
 
 def load_named(text: str, option: str) -> Any:
@@ -19,9 +19,9 @@ def load_named(text: str, option: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and module_name.startswith(error.name):
             raise ConfigError(f"{option}: there is no module {error.name!r} (from {text!r})") from None
-        raise ConfigError(f"{option}: importing {module_name!r} failed: {error}") from error
-    except Exception as error:
-        raise ConfigError(f"{option}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
+        raise _not_imported(option, module_name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _not_imported(option, module_name, error) from error
     for part in name.split("."):
         if not hasattr(value, part):
             raise ConfigError(f"{option}: module {module_name!r} has no {name!r}")
@@ -29,10 +29,16 @@ def load_named(text: str, option: str) -> Any:
     return value
 
 
+def _not_imported(option: str, module_name: str, error: BaseException) -> ConfigError:
+    return ConfigError(f"{option}: importing {module_name!r} failed: {ErrorRecord.of(error).with_place}")
+
+
 def _split(text: str, option: str) -> tuple[str, str]:
     module_name, colon, name = text.partition(":")
-    if not (module_name and colon and name):
+    if not (colon and all(part.isidentifier() for part in f"{module_name}.{name}".split("."))):
         raise ConfigError(f"{option} must be MODULE:NAME, such as my_package.environments:build_envs, not {text!r}")
+    if module_name.endswith(".py"):
+        raise ConfigError(f"{option} names a module without '.py': {module_name.removesuffix('.py')}:{name}")
     return module_name, name
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from corral.episode import Episode, Links
 from corral.errors import ConfigError, TaskGraphError
 from corral.tasks import connected_components, missing_parents, topological_order
-from corral.types import ConcurrencyMode, TaskInfo, TrialKey
+from corral.types import MAX_TRIALS, ConcurrencyMode, TaskInfo, TrialKey
 
 
 @dataclass(frozen=True)
@@ -65,4 +65,8 @@ def make_plan(catalogue: Mapping[str, TaskInfo], selection: tuple[str, ...] | No
         lines = "; ".join(f"{task!r} needs {', '.join(map(repr, needed))}" for task, needed in missing.items())
         raise TaskGraphError(f"task_ids leaves out tasks whose outputs others need: {lines}")
     order = topological_order({task_id: parents[task_id] for task_id in chosen})
+    if len(order) * trials_per_task > MAX_TRIALS:
+        raise ConfigError(
+            f"{trials_per_task} trials of each of {len(order)} tasks are more than the {MAX_TRIALS:,} of a run"
+        )
     return Plan({task_id: catalogue[task_id] for task_id in order}, trials_per_task)

@@ -148,9 +148,13 @@ def _of_trial(error: TrialError) -> dict[str, Any]:
 
 def _sentences(error: ValidationError) -> str:
     return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'the body'}: {problem['msg']}"
+        f"{'.'.join(map(str, problem['loc'])) or 'the body'}: {_NO_OBJECT.get(problem['type'], problem['msg'])}"
         for problem in error.errors(include_url=False, include_input=False, include_context=False)
     )
+
+
+_NO_OBJECT = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "it must be a JSON object")
+"""Pydantic's own words name a class of ours."""
 
 
 def to_error(status: int, body: Any) -> Exception:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from corral.errors import FailureKind, JournalError, ProtocolError
 from corral.plain import plain
+from corral.record_shapes import fitted
 from corral.types import Attempt, TaskTrialResult, Timings, TrialKey, WorkerRef
 
 Record = dict[str, Any]
@@ -56,6 +57,7 @@ def _names(kind: Any) -> tuple[str, ...]:
 def from_record(record: Mapping[str, Any]) -> TaskTrialResult:
     """The result that ``to_record`` made ``record`` of. Names that this version does not know are passed over."""
     try:
+        record = fitted(record)
         values = known_fields(TaskTrialResult, record)
         values["score"] = float(record["score"])
         values["attempts"] = tuple(_attempt(attempt) for attempt in record.get("attempts", ()))
@@ -92,7 +94,9 @@ def recorded(result: TaskTrialResult, *, replaces: bool = False) -> tuple[Line, 
     except _Repeated:
         line = line_of(plain(record))
         again = _KEPT.decode(line.data[:-1].decode("utf-8"))
-    return line, from_record(again)
+    if (fit := fitted(again)) is not again:
+        line = line_of({name: value for name, value in fit.items() if name != "type"})
+    return line, from_record(fit)
 
 
 class _Repeated(ValueError):

@@ -60,7 +60,7 @@ class AsyncCorralRouter(Bound):
         return link.made  # type: ignore[no-any-return]
 
     async def _send(self, call: Call[T]) -> T:
-        patience, client = Patience(self.link.base_url), await self._client()
+        patience, client = Patience(self.link.address), await self._client()
         request = self.link.request(call)
         while True:
             try:
@@ -229,7 +229,7 @@ class CorralRouter(Bound):
             return link.made  # type: ignore[no-any-return]
 
     def _send(self, call: Call[T]) -> T:
-        patience, client = Patience(self.link.base_url), self._client()
+        patience, client = Patience(self.link.address), self._client()
         request = self.link.request(call)
         while True:
             try:

@@ -26,11 +26,12 @@ from corral.errors import ConfigError
 from corral.journal import new_session_id
 from corral.plan import make_plan
 from corral.pool.entry import refuse_in_worker
+from corral.report.metrics import check_metrics
 from corral.report.progress import Progress, choose
 from corral.report.result import BenchmarkResult
 from corral.session import Session
 from corral.settings import RunSettings, check_settings
-from corral.types import ConcurrencyConfig
+from corral.types import ConcurrencyConfig, check_flag, check_path
 from corral.unwrap import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -57,10 +58,10 @@ class CorralRunner:
     ) -> None:
         source_of(interface)  # refused here already if it is no interface at all
         self._interface = interface
-        self._crew = Crew(agent, agent_factory, enable_surrender=enable_surrender)
-        self._checkpoint_dir = Path(checkpoint_dir)
+        self._crew = Crew(agent, agent_factory, enable_surrender=check_flag(enable_surrender, "enable_surrender"))
+        self._checkpoint_dir = Path(check_path(checkpoint_dir, "checkpoint_dir"))
         self._concurrency = concurrency
-        self._metrics = tuple(metrics or ())
+        self._metrics = check_metrics(metrics)
 
     def bench(
         self,

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from corral.catalogue import describe, failing_as, load, warm_up
+from corral.catalogue import describe, failing_as, is_a_stop, load, warm_up
 from corral.data import to_data
 from corral.environment import Environment
 from corral.errors import (
@@ -161,7 +161,9 @@ class TrialRuntime:
                 text = str(ErrorRecord.of(fatal.error))
                 self._record(tool_name, arguments, ToolResponse(False, error=text), started)
                 raise fatal.error from fatal.error.__cause__
-            except Exception as error:
+            except BaseException as error:
+                if is_a_stop(error):
+                    raise
                 response = ToolResponse(False, error=str(ErrorRecord.of(error)))
             self._record(tool_name, arguments, response, started)
             self._check_jobs()
@@ -263,7 +265,9 @@ class TrialRuntime:
             try:
                 with self._process.during_call():
                     self._env.close()
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                if is_a_stop(error):
+                    raise
                 self.warnings.append(f"close of task {self.spec.task_id!r} failed: {ErrorRecord.of(error)}")
         self._process.leave()
         if not self._keep:
@@ -350,7 +354,9 @@ class TrialRuntime:
 
     def _accepted(self, answer: Any) -> Any:
         try:
-            return self.env.resolve_answer(to_data(answer, "the answer", arrays="list"))
+            given = to_data(answer, "the answer", arrays="list")
+            with failing_as(ScoringError, f"resolve_answer of task {self.spec.task_id!r}"):
+                return self.env.resolve_answer(given)
         except SerializationError as error:
             raise SubmissionError(f"the answer to {self.key} cannot be accepted: {error}") from error
 

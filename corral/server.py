@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from corral.errors import ConfigError, CorralError
@@ -20,9 +21,9 @@ from corral.named import NamedBuilder
 from corral.pool.config import WorkerPoolConfig, parse_bytes
 from corral.pool.entry import refuse_in_worker
 from corral.pool.options import add_backend_options, backend_settings
-from corral.shell import Parser
+from corral.shell import Parser, say
 from corral.source import EnvironmentsOrBuilder, EnvironmentSource
-from corral.types import check_count, check_seconds
+from corral.types import check_count, check_path, check_seconds, shown
 
 if TYPE_CHECKING:
     from corral.app import EnvironmentServer
@@ -79,7 +80,7 @@ def create_benchmark_server(
         limits=limits,
         idle_timeout=_seconds(idle_timeout, "idle_timeout"),
         token=_token(token),
-        allowed_hosts=tuple(allowed_hosts),
+        allowed_hosts=_names(allowed_hosts),
         max_body=parse_bytes(max_body, "max_body"),
         max_result=parse_bytes(max_result, "max_result"),
     )
@@ -116,12 +117,13 @@ def run_server(
     Raises ConfigError if it cannot be set up or the port is taken, EnvStartError if the environments cannot be loaded.
     """
     refuse_in_worker("an environment server was")
-    if not host:
-        raise ConfigError("host must be a name or an address")
+    named: Any = host
+    if not isinstance(named, str) or not named:
+        raise ConfigError(f"host must be a name or an address, not {shown(host)}")
     if check_count(port, "port", least=0) > 65535:
         raise ConfigError(f"port must be at most 65535, not {port}")
     seconds = _seconds(drain_timeout, "drain_timeout")
-    wanted = Address(host, port, os.fspath(uds) if uds is not None else None)
+    wanted = Address(host, port, check_path(uds, "uds") if uds is not None else None)
     if not wanted.is_local and _token(token) is None:
         raise ConfigError(NO_TOKEN.format(host=host))
     with listening(wanted) as (sock, address):  # before anything heavy is loaded: a taken port is told at once
@@ -158,6 +160,12 @@ def _pool(worker_pool: Any, *, is_builder: bool) -> WorkerPoolConfig | None:
     if isinstance(worker_pool, WorkerPoolConfig):
         return worker_pool
     return WorkerPoolConfig(size=check_count(worker_pool, "worker_pool"))
+
+
+def _names(allowed_hosts: Any) -> tuple[str, ...]:
+    if isinstance(allowed_hosts, str) or not isinstance(allowed_hosts, Iterable):
+        raise ConfigError(f"allowed_hosts must be a list of names, not {shown(allowed_hosts)}")
+    return tuple(map(str, allowed_hosts))
 
 
 def _token(given: object) -> str | None:
@@ -219,10 +227,10 @@ def main(arguments: list[str] | None = None) -> int:
             max_body=options.max_body, max_result=options.max_result,
         )  # fmt: skip
     except ConfigError as error:
-        print(f"corral: {error}", file=sys.stderr)  # noqa: T201
+        say(error)
         return EXIT_USAGE
     except CorralError as error:
-        print(f"corral: {error}", file=sys.stderr)  # noqa: T201
+        say(error)
         return EXIT_FAILED
     return EXIT_STOPPED
 

@@ -132,7 +132,13 @@ class Session:
                 "resume it, or start a new session under another id"
             )
         journal, self._recorded_header, _ = Journal.open_existing(self._directory, self._recall)
-        self.seed = self._recorded_header.plan["seed"]
+        seed = self._recorded_header.plan.get("seed")
+        if seed is None:
+            journal.close()
+            raise JournalError(
+                f"{journal.path}, line 1 cannot be used: its plan has no seed. The file was left as it is"
+            )
+        self.seed = seed
         return journal
 
     def _recall(self, record: Record, place: Place) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from corral.errors import ConfigError
 from corral.journal import check_session_id
 from corral.pool.config import WorkerPoolConfig
-from corral.types import ConcurrencyConfig, Verbosity, check_count, check_seconds, check_verbosity
+from corral.types import ConcurrencyConfig, Verbosity, check_count, check_flag, check_seconds, check_verbosity, shown
 
 States = Literal["memory", "disk"]
 """Where the states and transcripts of recorded trials are kept while a run goes on."""
@@ -90,7 +90,7 @@ def check_settings(
     if close_limit is None:
         raise ConfigError("close_timeout must be a number of seconds: a slot must not wait for ever")
     if states not in get_args(States):
-        raise ConfigError(f'states must be "memory" or "disk", not {states!r}')
+        raise ConfigError(f'states must be "memory" or "disk", not {shown(states)}')
     return RunSettings(
         task_ids=_check_tasks(task_ids),
         trials_per_task=trials,
@@ -98,9 +98,9 @@ def check_settings(
         limits=_check_limits(concurrency, max_concurrency, max_concurrency_per_task),
         worker_pool=_check_pool(worker_pool),
         session_id=None if session_id is None else check_session_id(session_id),
-        run_name=None if run_name is None else str(run_name),
-        resume=bool(resume),
-        retry_errors=bool(retry_errors),
+        run_name=_check_name(run_name),
+        resume=check_flag(resume, "resume"),
+        retry_errors=check_flag(retry_errors, "retry_errors"),
         retries=check_count(retries, "retries", least=0),
         seed=None if seed is None else check_count(seed, "seed", least=0),
         trial_timeout=check_seconds(trial_timeout, "trial_timeout"),
@@ -118,12 +118,12 @@ def _check_tasks(task_ids: Any) -> tuple[str, ...] | None:
     if task_ids is None:
         return None
     if isinstance(task_ids, str | bytes) or not isinstance(task_ids, Iterable):
-        raise ConfigError(f"task_ids must be a list of task ids, not {task_ids!r}")
+        raise ConfigError(f"task_ids must be a list of task ids, not {shown(task_ids)}")
     chosen = tuple(task_ids)
     if not chosen:
         raise ConfigError("task_ids is empty: leave it out to run every task")
     if wrong := [task for task in chosen if not isinstance(task, str)]:
-        raise ConfigError(f"task_ids must hold texts, not {wrong[0]!r}")
+        raise ConfigError(f"task_ids must hold texts, not {shown(wrong[0])}")
     if twice := [task for task, times in Counter(chosen).items() if times > 1]:
         raise ConfigError(f"task_ids names a task twice: {', '.join(map(repr, twice))}")
     return chosen
@@ -133,23 +133,22 @@ def _check_k(k_values: Any, trials: int) -> tuple[int, ...]:
     if k_values is None:
         return tuple(sorted({1, trials}))
     if isinstance(k_values, str | bytes) or not isinstance(k_values, Iterable):
-        raise ConfigError(f"k_values must be a list of whole numbers, not {k_values!r}")
-    wanted = tuple(dict.fromkeys(k_values))
+        raise ConfigError(f"k_values must be a list of whole numbers, not {shown(k_values)}")
+    wanted = tuple(dict.fromkeys(check_count(k, "k_values") for k in k_values))
     if not wanted:
         raise ConfigError("k_values is empty: leave it out for 1 and the number of trials")
     for k in wanted:
-        if check_count(k, "k_values") > trials:
+        if k > trials:
             raise ConfigError(f"k_values: k = {k} needs at least {k} trials per task, and trials_per_task is {trials}")
     return wanted
 
 
 def _check_limits(concurrency: Any, trials: Any, per_task: Any) -> ConcurrencyConfig:
-    check_count(trials, "max_concurrency")
-    check_count(per_task, "max_concurrency_per_task")
+    trials, per_task = check_count(trials, "max_concurrency"), check_count(per_task, "max_concurrency_per_task")
     if concurrency is None:
         return ConcurrencyConfig(global_trials=trials, per_task=per_task)
     if not isinstance(concurrency, ConcurrencyConfig):
-        raise ConfigError(f"concurrency must be a ConcurrencyConfig, not {concurrency!r}")
+        raise ConfigError(f"concurrency must be a ConcurrencyConfig, not {shown(concurrency)}")
     return concurrency
 
 
@@ -160,8 +159,14 @@ def _check_pool(worker_pool: Any) -> WorkerPoolConfig | None:
         return WorkerPoolConfig()
     if isinstance(worker_pool, WorkerPoolConfig):
         return worker_pool
-    if isinstance(worker_pool, int):
+    if hasattr(worker_pool, "__index__"):
         return WorkerPoolConfig(size=worker_pool)
     raise ConfigError(
-        f"worker_pool must be True, False, a number of workers or a WorkerPoolConfig, not {worker_pool!r}"
+        f"worker_pool must be True, False, a number of workers or a WorkerPoolConfig, not {shown(worker_pool)}"
     )
+
+
+def _check_name(run_name: Any) -> str | None:
+    if run_name is not None and not isinstance(run_name, str):
+        raise ConfigError(f"run_name must be text, not {shown(run_name)}")
+    return run_name

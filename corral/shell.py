@@ -4,7 +4,10 @@ Guarantees
     * A signal that comes before the command deals with signals itself, also while its modules are imported, ends it
       with a sentence and 128 plus the signal's number. A signal that was ignored (``nohup``) stays so.
     * Output that cannot be written (a full disk) ends it with a sentence and status 1. A reader that has seen enough is
-      no failure.
+      no failure. Text that the output's encoding has no form for is escaped.
+    * A sentence that quotes text from elsewhere does nothing to a terminal: its control characters are escaped.
+    * Standard descriptors that were closed are open on nothing: no file of the command's takes their numbers, into
+      which libraries write what goes wrong.
     * Arguments that cannot be used are told in a sentence, without the usage text, and end it with status 2.
 
 It imports nothing of Corral: so it stands before all that takes time.
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -50,6 +54,7 @@ def stopping_signals() -> list[signal.Signals]:
 
 def run(module: str) -> int:
     """Import the command's module and run its ``main``; the exit status."""
+    _open_standard_streams()
     for number in stopping_signals():
         signal.signal(number, _stop)
     try:
@@ -62,7 +67,7 @@ def run(module: str) -> int:
         for number in stopping_signals():
             signal.signal(number, signal.SIG_IGN)  # it is ending
         came = signal.Signals(getattr(stopped, "number", signal.SIGINT))
-        _say(f"stopped by {came.name}")
+        say(f"stopped by {came.name}")
         status = 128 + came
     return flushed(status)
 
@@ -75,7 +80,7 @@ def flushed(status: int) -> int:
         let_go_of_output()
     except OSError as error:
         let_go_of_output()
-        _say(f"standard output cannot be written: {error.strerror or error}")
+        say(f"standard output cannot be written: {error.strerror or error}")
         return status or EXIT_FAILED
     return status
 
@@ -89,9 +94,22 @@ def _stop(number: int, _frame: object) -> NoReturn:
     raise Stopped(number)
 
 
-def _say(what: str) -> None:
+def say(what: object) -> None:
+    """One sentence on standard error. Of its control characters, only line ends have an effect."""
+    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(what))
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"corral: {what}\n")
+        sys.stderr.write(f"corral: {shown}\n")
+
+
+def _open_standard_streams() -> None:
+    for number, mode in enumerate("rww"):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, ("stdin", "stdout", "stderr")[number], os.fdopen(number, mode, closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
 
 
 def let_go_of_output() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from corral.errors import ConfigError
+from corral.types import shown
 
 if TYPE_CHECKING:
     from corral.environment import Environment
@@ -69,5 +70,5 @@ def as_builder(environments: EnvironmentsOrBuilder) -> Callable[[], Mapping[str,
         return environments
     raise ConfigError(
         "environments must be a mapping {task_id: Environment} or a function without arguments that returns one, "
-        f"not {environments!r}"
+        f"not {shown(environments)}"
     )

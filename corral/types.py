@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
@@ -16,7 +17,7 @@ from corral.lean import dataclass
 __all__ = [
     "Action", "ConcurrencyConfig", "ConcurrencyMode", "FailureKind", "Attempt", "TaskInfo", "TaskTrialResult",
     "Timings", "ToolCall", "ToolResponse", "TrialContext", "TrialKey", "TrialSpec", "Verbosity", "WorkerRef",
-    "check_count", "check_mode", "check_seconds", "check_verbosity", "derive_seed",
+    "check_count", "check_flag", "check_mode", "check_path", "check_seconds", "check_verbosity", "derive_seed", "shown",
 ]  # fmt: skip
 
 ConcurrencyMode = Literal["thread", "process", "serial"]
@@ -29,12 +30,28 @@ Verbosity = Literal["minimal", "brief", "full"]
 """How much of a tool's docstring its description shows: none of it, its first paragraph, or all."""
 
 
+MAX_TRIALS = 10_000_000
+"""Trials of one run: each is planned ahead and kept in memory, 5 kB of it when it has ended."""
+
+SHOWN = 200
+"""Characters of a value that a sentence shows."""
+
+
+def shown(value: object) -> str:
+    """What a user gave, for the sentence that refuses it: short, and in words of ours where it cannot show itself."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
 def check_mode(mode: object, where: str) -> ConcurrencyMode:
     """Return ``mode`` if it is a concurrency mode; raise ConfigError naming ``where`` otherwise."""
     for known in get_args(ConcurrencyMode):
         if mode == known:
             return known  # type: ignore[no-any-return]
-    raise ConfigError(f'{where}: concurrency must be "thread", "process" or "serial", not {mode!r}')
+    raise ConfigError(f'{where}: concurrency must be "thread", "process" or "serial", not {shown(mode)}')
 
 
 def check_verbosity(verbosity: object) -> Verbosity:
@@ -42,23 +59,46 @@ def check_verbosity(verbosity: object) -> Verbosity:
     for known in get_args(Verbosity):
         if verbosity == known:
             return known  # type: ignore[no-any-return]
-    raise ConfigError(f'verbosity must be "minimal", "brief" or "full", not {verbosity!r}')
+    raise ConfigError(f'verbosity must be "minimal", "brief" or "full", not {shown(verbosity)}')
 
 
-def check_count(value: object, name: str, *, least: int = 1) -> int:
-    """Return ``value`` if it is a whole number of at least ``least``; raise ConfigError naming ``name`` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
+def check_count(value: Any, name: str, *, least: int = 1) -> int:
+    """``value`` if it is a whole number of at least ``least``, NumPy's too; ConfigError naming ``name`` otherwise."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
+    return number
+
+
+def check_seconds(value: Any, name: str) -> float | None:
+    """``value`` if it is None or a positive, finite number of seconds; raise ConfigError otherwise."""
+    if value is None:
+        return None
+    try:
+        seconds = math.nan if isinstance(value, bool | str | bytes | bytearray) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise ConfigError(f"{name} must be a positive number of seconds (or None for no limit), not {shown(value)}")
+    return seconds
+
+
+def check_flag(value: object, name: str) -> bool:
+    """``value`` if it is True or False: text such as "no" would count as True. ConfigError otherwise."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, not {shown(value)}")
     return value
 
 
-def check_seconds(value: object, name: str) -> float | None:
-    """Return ``value`` if it is None or a positive, finite number of seconds; raise ConfigError otherwise."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{name} must be a positive number of seconds (or None for no limit), not {value!r}")
-    return float(value)
+def check_path(value: Any, name: str) -> str:
+    """``value`` as text if it can be the path of a file or a folder; raise ConfigError otherwise."""
+    path = value.__fspath__() if hasattr(value, "__fspath__") else value
+    if not isinstance(path, str) or "\0" in path:
+        raise ConfigError(f"{name} must be a path, not {shown(value)}")
+    return path
 
 
 class TrialKey(NamedTuple):
@@ -100,17 +140,17 @@ class ConcurrencyConfig:
     """Trials inside ``configure_additional_apps`` at once; None for no limit of its own."""
 
     def __post_init__(self) -> None:
-        check_count(self.global_trials, "global_trials")
-        check_count(self.per_task, "per_task")
-        check_count(self.tool_jobs_per_trial, "tool_jobs_per_trial")
-        if self.configure_apps is not None:
-            check_count(self.configure_apps, "configure_apps")
+        for name in ("global_trials", "per_task", "tool_jobs_per_trial", "configure_apps"):
+            if (value := getattr(self, name)) is not None or name != "configure_apps":
+                object.__setattr__(self, name, check_count(value, name))
         if self.per_model is not None:
-            if not isinstance(self.per_model, Mapping):
-                raise ConfigError(f"per_model must map a model's name to a number, not {self.per_model!r}")
-            for model, limit in self.per_model.items():
-                check_count(limit, f"per_model[{model!r}]")
-            object.__setattr__(self, "per_model", MappingProxyType(dict(self.per_model)))
+            object.__setattr__(self, "per_model", MappingProxyType(_checked_limits(self.per_model)))
+
+
+def _checked_limits(per_model: Any) -> dict[str, int]:
+    if not isinstance(per_model, Mapping) or not all(isinstance(model, str) for model in per_model):
+        raise ConfigError(f"per_model must map a model's name to a number, not {shown(per_model)}")
+    return {model: check_count(limit, f"per_model[{model!r}]") for model, limit in per_model.items()}
 
 
 @dataclass(frozen=True)

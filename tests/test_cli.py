@@ -79,6 +79,7 @@ MISUSES: list[tuple[list[str], str]] = [
     (["--tasks", "p,x", *OWN], "unknown task ids: 'x'; known: 'p', 'q', 't', 's'"),
     (["--tasks", "p,p", *OWN], "task_ids names a task twice: 'p'"),
     (["--session", "a/b", *OWN], "a session id is"),
+    (["--session", "x" * 300, *OWN], "a session id is 1 to 100 letters"),
     (["--seed", "-1", *OWN], "seed must be"),
     (["--think-time", "-1", *OWN], "think_time must be a number of seconds from 0 on, not -1.0"),
     (["--think-time", "nan", *OWN], "think_time must be"),
@@ -89,6 +90,10 @@ MISUSES: list[tuple[list[str], str]] = [
     (["--envs", "nowhere:build", "--agent", SOLVER], "there is no module 'nowhere'"),
     (["--envs", "tests.support.shell_envs:builds", "--agent", SOLVER], "has no 'builds'"),
     (["--envs", "tests.support.shell_envs", "--agent", SOLVER], "must be MODULE:NAME"),
+    (["--envs", "tests/support/shell_envs:build", "--agent", SOLVER], "must be MODULE:NAME"),
+    (["--envs", "shell_envs.py:build", "--agent", SOLVER], "names a module without '.py': shell_envs:build"),
+    (["--envs", ENVS, "--agent", "../shell_envs:solver"], "must be MODULE:NAME"),
+    (["--envs", ENVS, "--agent", "tests.support.leaving:agent"], "failed: SystemExit: no licence (leaving.py, line 3)"),
     (["--envs", ENVS, "--agent", "tests.support.shell_envs:no_function"], "is no function"),
     (["--envs", ENVS, "--agent", "nowhere:agent"], "there is no module 'nowhere'"),
     (["--envs", ENVS, "--agent", "tests.support.shell_envs:plain", "--think-time", "1"], "for scripted agents only"),
@@ -126,7 +131,7 @@ def test_misuse_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_environments_that_cannot_be_built(tmp_path: Path) -> None:
     done = corral(tmp_path, "--envs", "tests.support.shell_envs:build_broken", "--agent", SOLVER, "--size", "1")
     assert done.returncode == 1
-    assert "ImportError: no chemistry" in done.stderr
+    assert re.search(r"ImportError: no chemistry \(shell_envs\.py, line \d+\)$", done.stderr)
     assert "Traceback" not in done.stderr
 
 
@@ -161,15 +166,62 @@ def test_output_that_cannot_be_written_is_told_and_the_report_is_there(how: list
     assert json.loads(Path(tmp_path, told.rpartition(" ")[2]).read_text())["session"] == "s"
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["--json", "--quiet", "--per-task=1"], ids=["json", "line", "tables"])
+def test_a_reader_that_has_seen_enough_is_no_failure(how: str, tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "corral.pool", *OWN, "--size", "1", "--tasks", "t", "--json", "--quiet"], cwd=tmp_path,
+        [sys.executable, "-m", "corral.pool", *OWN, "--size", "1", "--tasks", "t", how], cwd=tmp_path,
         env=environment(), stdout=write, stderr=subprocess.PIPE, text=True, timeout=50, check=False,
     )  # fmt: skip
     os.close(write)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if not re.match(r"corral: 1 (trial planned|of 1)", line)] == []
+
+
+ODD = ("--envs", "tests.support.shell_envs:build_odd", "--agent", SOLVER, "--size", "1")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("how", ["--json", "--quiet", "--per-task=1"], ids=["json", "line", "tables"])
+def test_any_text_can_be_printed_in_any_encoding(how: str, encoding: str, tmp_path: Path) -> None:
+    """A task's id holds what ASCII lacks, what moves a terminal's cursor, an end of line and half a character."""
+    done = subprocess.run(
+        [sys.executable, "-m", "corral.pool", *ODD, how], cwd=tmp_path, capture_output=True, timeout=50, check=False,
+        env=environment(PYTHONIOENCODING=encoding),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    printed = done.stdout.decode(encoding)
+    assert ESCAPE not in printed
+    assert b"Traceback" not in done.stderr
+    if how == "--json":
+        assert list(json.loads(printed)["tasks"]) == ["\xfc\U0001f600\x1b[31m\n\ud800"]
+    else:
+        assert "\\x1b[31m\\n\\ud800" in printed
+    if how == "--quiet":
+        assert len(printed.splitlines()) == 1
+
+
+@pytest.mark.parametrize("how", ["--json", "--quiet", "--per-task=1"], ids=["json", "line", "tables"])
+def test_standard_descriptors_may_be_closed(how: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m corral.pool {' '.join(OWN)} --size 1 --session s {how} <&- >&- 2>&-"
+    assert subprocess.run(command, shell=True, cwd=tmp_path, env=environment(), timeout=50, check=False).returncode == 0
+    for line in Path(tmp_path, "benchmark_checkpoints", "s", "journal.jsonl").read_text().splitlines():
+        json.loads(line)  # nothing was printed into it
+
+
+def test_a_sentence_does_nothing_to_a_terminal(tmp_path: Path) -> None:
+    done = corral(tmp_path, "--envs", "tests.support.shell_envs:build_red", "--agent", SOLVER, "--size", "1")
+    assert done.returncode == 1
+    assert "ValueError: in \\x1b[31mred\n" in done.stderr
+    assert ESCAPE not in done.stderr
+
+
+def test_lines_in_a_pipe_end_where_their_text_does(tmp_path: Path) -> None:
+    done = corral(tmp_path, *OWN, "--size", "1", "--tasks", "p,t")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "task   graded   score   successes   failures"
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 # ---- runs ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 
 import pytest
@@ -165,3 +166,23 @@ def test_sentences_that_help() -> None:
     record = ErrorRecord("ImportError", "no module x")
     assert str(EnvStartError.because("loading", record)) == "loading failed: ImportError: no module x"
     assert "builtins.object, which cannot be sent as data" in str(SerializationError.of_value("tool x", object()))
+
+
+def test_an_error_tells_the_last_line_of_the_user_s_code_that_it_went_through() -> None:
+    def parse() -> None:
+        json.loads("{")  # what raises is Python's own
+
+    try:
+        parse()
+    except ValueError as error:
+        record = ErrorRecord.of(error)
+    line = parse.__code__.co_firstlineno + 1
+    assert record.with_place == f"{record} (test_errors.py, line {line})"
+
+
+def test_one_that_went_through_none_tells_no_line() -> None:
+    assert ErrorRecord("ValueError", "x").with_place == "ValueError: x"
+    frames = 'Traceback:\n  File "<frozen runpy>", line 3, in run\n  File "{0}", line 4, in f\n'
+    assert ErrorRecord("ValueError", "x", frames.format(json.__file__)).with_place == "ValueError: x"
+    assert ErrorRecord("ValueError", "x", frames.format(corral.errors.__file__)).with_place == "ValueError: x"
+    assert ErrorRecord("ValueError", "x", frames.format("C:\\lab\\e.py")).with_place == "ValueError: x (e.py, line 4)"

@@ -250,6 +250,62 @@ def test_damage_elsewhere_is_named_and_left_alone(written: Path, number: int, li
 # --- The disk ---
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"plan": []}, r"its plan is \[\]"),
+        ({"fingerprint": None}, "its fingerprint is None"),
+        ({"session": 3}, "its session is 3"),
+        ({"plan": PLAN | {"task_ids": "ab"}}, "its plan's task_ids is 'ab'"),
+        ({"plan": PLAN | {"trials_per_task": "3"}}, "its plan's trials_per_task is '3'"),
+        ({"plan": PLAN | {"seed": "x"}}, "its plan's seed is 'x'"),
+        ({"fingerprint": {"tasks": 3}}, "its tasks is 3"),
+    ],
+)
+def test_a_header_that_was_edited_is_named(written: Path, change: Record, reason: str) -> None:
+    first, *rest = written.read_bytes().splitlines(keepends=True)
+    content = json.dumps(json.loads(first) | change).encode() + b"\n" + b"".join(rest)
+    written.write_bytes(content)
+    with pytest.raises(JournalError, match=f"journal.jsonl, line 1 cannot be used: {reason}. The file was left"):
+        Journal.open_existing(written.parent)
+    assert written.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"score": "1"}, "its score is '1'"),
+        ({"score": None}, "its score is None"),
+        ({"duration": "long"}, "its duration is 'long'"),
+        ({"graded": "yes"}, "its graded is 'yes'"),
+        ({"warnings": 3}, "its warnings is 3"),
+        ({"attempts": 3}, "its attempts is 3"),
+        ({"attempts": [3]}, "one of its attempts is 3"),
+        ({"attempts": [{}]}, "one of its attempts is {}"),
+        ({"attempts": [{"number": 1, "seconds": "x"}]}, "its attempt's seconds is 'x'"),
+        ({"attempts": [{"number": 1, "worker": {"slot": "x"}}]}, "its worker's slot is 'x'"),
+        ({"timings": {"agent": "x"}}, "its timings' agent is 'x'"),
+        ({"worker": "w"}, "its worker is 'w'"),
+        ({"worker": {}}, "the record of a#1 cannot be understood"),
+        ({"failure": "bad luck"}, "the record of a#1 cannot be understood"),
+        ({"task_id": "c"}, "the session has no trial c#1"),
+        ({"trial_index": -1}, "the session has no trial a#-1"),
+        ({"trial_index": True}, "the session has no trial a#True"),
+        ({"trial_index": 10**9}, "the session has no trial a#1000000000"),
+        ({"type": "run", "k_values": "x"}, "its k_values is 'x'"),
+        ({"type": "run", "metrics": 3}, "its metrics is 3"),
+    ],
+)
+def test_a_record_that_was_edited_is_named(written: Path, change: Record, reason: str) -> None:
+    lines_ = written.read_bytes().splitlines(keepends=True)
+    lines_[2] = json.dumps(json.loads(lines_[2]) | change).encode() + b"\n"
+    written.write_bytes(b"".join(lines_))
+    with pytest.raises(JournalError, match=f"journal.jsonl, line 3 cannot be used: {reason}") as refused:
+        Journal.open_existing(written.parent, lambda record, place: from_record(record))
+    assert str(refused.value).endswith("The file was left as it is")
+    assert written.read_bytes() == b"".join(lines_)
+
+
 def test_a_failed_write_is_cut_off_and_final(journal: Journal, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal.append(as_lines([record("a", 0)]))
     write = os.write

@@ -6,7 +6,7 @@ import pytest
 
 from corral.errors import ConfigError, TaskGraphError
 from corral.plan import make_plan
-from corral.types import TaskInfo, TrialKey
+from corral.types import MAX_TRIALS, TaskInfo, TrialKey
 
 
 def catalogue(**parents: str) -> dict[str, TaskInfo]:
@@ -62,3 +62,11 @@ def test_a_selection_that_leaves_out_parents() -> None:
 def test_a_cycle_is_an_error_even_where_it_is_not_selected() -> None:
     with pytest.raises(TaskGraphError, match="cycle"):
         make_plan(catalogue(a="b", b="a", c=""), ("c",), 1)
+
+
+@pytest.mark.parametrize("trials", [10**30, MAX_TRIALS])
+def test_more_trials_than_a_run_can_hold(trials: int) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^{trials} trials of each of 4 tasks are more than the 10,000,000 of a run$"
+    ):
+        make_plan(catalogue(a="", b="", c="", d=""), None, trials)

@@ -22,6 +22,7 @@ import pytest
 from corral import AsyncCorralRouter, BenchmarkResult, ConcurrencyConfig, CorralRouter, CorralRunner, FailureKind
 from corral import calls as client_calls
 from corral.agents import BaseAgent, ScriptedAgent
+from corral.calls import DELAYS, Patience
 from corral.errors import ConfigError, InfrastructureError
 from corral.report.files import stable_bytes
 from tests.support import server_envs
@@ -298,10 +299,23 @@ def test_one_router_on_many_event_loops(served: Served) -> None:
         anyio.run(once, backend=backend)
 
 
-@pytest.mark.parametrize("address", ["", "127.0.0.1:8000", "ftp://x", None, 8000])
+@pytest.mark.parametrize(
+    "address",
+    ["", "127.0.0.1:8000", "ftp://x", None, 8000, "http://", "http:///x", "http://127.0.0.1:99999", "http://h:0",
+     "http://h:x", "http://[::1", "http://a b", "unix:", "unix:/a\0b"],
+)  # fmt: skip
 def test_addresses_that_are_none(address: Any) -> None:
     with pytest.raises(ConfigError, match="base_url"):
         CorralRouter(address)
+
+
+def test_a_socket_that_is_not_there_is_named() -> None:
+    # Not by a call: httpcore leaves the socket open that it could not connect.
+    patience = Patience(CorralRouter("unix:/nowhere").link.address)
+    for _ in DELAYS:
+        patience.after(OSError("no"))
+    with pytest.raises(InfrastructureError, match="server at unix:/nowhere does not answer"):
+        patience.after(OSError("no"))
 
 
 def test_a_plain_connection_loads_no_certificates(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

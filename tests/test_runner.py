@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -551,3 +552,20 @@ def test_two_runs_at_once_in_one_process(tmp_path: Path) -> None:
         return scores
 
     assert anyio.run(both) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "says"),
+    [
+        ("checkpoint_dir", 3, "checkpoint_dir must be a path, not 3"),
+        ("checkpoint_dir", b"here", "checkpoint_dir must be a path, not b'here'"),
+        ("checkpoint_dir", "a\0b", "checkpoint_dir must be a path, not 'a\\x00b'"),
+        ("enable_surrender", "no", "enable_surrender must be True or False, not 'no'"),
+        ("metrics", 3, "metrics must be a list of objects with compute(result), not 3"),
+        ("metrics", "mean", "metrics must be objects with a name and compute(result), not 'm'"),
+        ("metrics", [Environment], "metrics must be objects with a name and compute(result), not <class "),
+    ],
+)
+def test_arguments_of_a_runner_that_cannot_be_used(argument: str, value: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match="^" + re.escape(says)):
+        CorralRunner(benches(a="thread"), ScriptedAgent(answer), **{argument: value})

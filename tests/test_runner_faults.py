@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -157,6 +160,31 @@ def test_nor_can_one_that_thinks_on_until_the_trial_s_limit(tmp_path: Path) -> N
     assert trial.failure == "worker_died"
 
 
+def test_a_trial_that_removes_the_temporary_folder_costs_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its worker then killed as well, so that there has to be a place for a new one."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    remove = f"""
+import os, shutil, signal
+if env.state.trial_id in ("a#1", "b#1"):
+    for left in os.listdir({str(scratch)!r}):
+        shutil.rmtree(os.path.join({str(scratch)!r}, left))
+if env.state.trial_id == "b#1":
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+result = 1
+"""
+    result = bench(
+        benches(a="process", b="process"), code(remove), tmp_path, trials_per_task=4, retries=0, worker_pool=1
+    )
+    failed = {trial.trial_id: trial.failure for trial in result.trials if trial.failure}
+    assert failed == {"b#1": "worker_died"}
+    assert list(scratch.iterdir()) == []
+
+
 # ---- agents ----
 
 
@@ -205,8 +233,6 @@ def test_whatever_an_agent_raises_concerns_its_own_trial_only(
 
 
 def test_a_cancellation_that_an_agent_makes_itself_is_its_own_failure(tmp_path: Path) -> None:
-    import asyncio
-
     def policy(lab: Any, prompt: str) -> Any:
         raise asyncio.CancelledError
 
@@ -217,6 +243,82 @@ def test_a_cancellation_that_an_agent_makes_itself_is_its_own_failure(tmp_path: 
         trial = sole(bench(benches(a="thread"), each, tmp_path / str(number)))
         assert trial.failure == "agent"
         assert "CancelledError" in str(trial.error_message)
+
+
+ESCAPES: dict[str, Callable[[], BaseException]] = {
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "CancelledError": asyncio.CancelledError,
+    "BaseExceptionGroup": lambda: BaseExceptionGroup("g", [KeyboardInterrupt()]),
+}
+
+
+class Escaping(Bench):
+    """Raises ``error`` in one ``place``, and in the tasks called "a" only."""
+
+    def __init__(self, task_id: str, mode: Mode, place: str, error: str) -> None:
+        super().__init__(task_id, mode)
+        self.place, self.error = place, error
+
+    def escape(self, place: str) -> None:
+        if (self.task_id, self.place) == ("a", place):
+            raise ESCAPES[self.error]()
+
+    def get_task_prompt(self) -> str:
+        self.escape("prompt")
+        return "prompt"
+
+    def configure_additional_apps(self) -> str:
+        self.escape("configure")
+        return ""
+
+    @tool
+    def work(self) -> None:
+        """Work."""
+        self.escape("tool")
+
+    def score(self) -> float:
+        self.escape("score")
+        return super().score()
+
+    def close(self) -> None:
+        self.escape("close")
+
+
+@pytest.mark.parametrize("error", ESCAPES)
+@pytest.mark.parametrize(
+    ("place", "failure"),
+    [("prompt", "env_start"), ("configure", "env_start"), ("tool", None), ("score", "scoring"), ("close", None)],
+)
+@WHERE
+def test_what_is_no_exception_concerns_its_own_trial_only_too(
+    mode: Mode, options: Options, place: str, failure: str | None, error: str, tmp_path: Path
+) -> None:
+    def policy(lab: Any, prompt: str) -> Any:
+        with contextlib.suppress(ToolFailed):
+            lab.call("work")
+        return 1
+
+    def build() -> dict[str, Environment]:
+        return {task_id: Escaping(task_id, mode, place, error) for task_id in "ab"}
+
+    first, second = bench(build, policy, tmp_path, **options).trials
+    assert (first.failure, second.failure, second.score) == (failure, None, 1)
+    said = [first.error_message, *first.warnings, *(call["error"] for call in first.state.get("tool_calls", ()))]
+    assert any(error in str(text) for text in said)
+
+
+@pytest.mark.parametrize("error", ESCAPES)
+def test_nor_does_what_a_factory_of_agents_raises(error: str, tmp_path: Path) -> None:
+    def hire(context: TrialContext) -> Any:
+        if context.task_id == "a":
+            raise ESCAPES[error]()
+        return ScriptedAgent(answer)
+
+    runner = CorralRunner(benches(a="thread", b="thread"), agent_factory=hire, checkpoint_dir=tmp_path)
+    first, second = runner.bench(retries=0).trials
+    assert (first.failure, second.score) == ("agent", 1)
+    assert str(first.error_message).startswith(f"the agent factory failed: {error}")
 
 
 class Throttled(Exception):

@@ -170,7 +170,7 @@ def test_what_json_does_not_know_is_null_or_escaped(http: httpx.Client, router: 
         ("POST", "/tasks/thread/tools/execute", {"arguments": {}}, 422, "tool_name"),
         ("POST", "/tasks/thread/submit", {}, 422, "answer"),
         ("POST", "/tasks/thread/trials", {"tool_jobs_per_trial": 0}, 422, "tool_jobs_per_trial"),
-        ("POST", "/tasks/thread/trials", [], 422, "the body"),
+        ("POST", "/tasks/thread/trials", [], 422, "the body: it must be a JSON object"),
     ],
 )
 def test_bad_requests(http: httpx.Client, method: str, path: str, body: Any, status: int, words: str) -> None:

@@ -134,6 +134,12 @@ def test_session_ids(value: Any) -> None:
         settings(session_id=value)
 
 
+@pytest.mark.parametrize("value", [[[1]], [{}], ["1"], [None]])
+def test_k_values_that_are_no_numbers(value: Any) -> None:
+    with pytest.raises(ConfigError, match="k_values must be a whole number"):
+        settings(k_values=value)
+
+
 @pytest.mark.parametrize("value", [-1, 0.5, "x", True])
 def test_seeds(value: Any) -> None:
     with pytest.raises(ConfigError, match="seed must be a whole number of at least 0"):
@@ -144,6 +150,50 @@ def test_verbosity() -> None:
     assert settings().tool_verbosity == "brief"
     with pytest.raises(ConfigError, match='verbosity must be "minimal", "brief" or "full", not \'loud\''):
         settings(tool_verbosity="loud")
+
+
+@pytest.mark.parametrize("value", ["no", "false", 0, 1, None])
+@pytest.mark.parametrize("name", ["resume", "retry_errors"])
+def test_flags_are_no_text_that_would_count_as_true(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be True or False, not {value!r}$"):
+        settings(**{name: value})
+
+
+def test_a_name_of_the_run_is_text() -> None:
+    with pytest.raises(ConfigError, match="run_name must be text, not 3"):
+        settings(run_name=3)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    given = settings(
+        trials_per_task=numpy.int64(3), k_values=numpy.arange(1, 4), max_concurrency=numpy.int32(2),
+        worker_pool=numpy.int64(2), trial_timeout=numpy.float32(1.5),
+    )  # fmt: skip
+    assert given.worker_pool is not None
+    counts = [given.trials_per_task, *given.k_values, given.limits.global_trials, given.worker_pool.size]
+    assert counts == [3, 1, 2, 3, 2, 2]
+    assert {type(count) for count in counts} == {int}  # which JSON can write
+    assert (given.trial_timeout, type(given.trial_timeout)) == (1.5, float)
+    with pytest.raises(ConfigError, match="trials_per_task must be"):
+        settings(trials_per_task=numpy.True_)
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("name", [name for name in DEFAULTS if name not in ("verbose", "progress")])
+def test_what_cannot_show_itself_is_refused_all_the_same(name: str) -> None:
+    with pytest.raises(ConfigError, match="a Unshowable that cannot be shown"):
+        settings(**{name: Unshowable()})
+
+
+def test_what_is_long_is_shown_in_part() -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings(concurrency=list(range(100_000)))
+    assert len(str(refused.value)) < 300
 
 
 def test_what_the_report_tells_of_them() -> None:

@@ -151,3 +151,9 @@ def test_results_and_contexts_are_frozen() -> None:
         TaskTrialResult("a", 0).score = 1.0  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
         TrialContext("a", 0, "s", "r", 1).seed = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("per_model", [{3: 1}, [("a", 1)], "a"])
+def test_limits_of_models_are_by_name(per_model: Any) -> None:
+    with pytest.raises(ConfigError, match="per_model must map a model's name to a number, not "):
+        ConcurrencyConfig(per_model=per_model)

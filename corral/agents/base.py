@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 from corral.errors import ConfigError
-from corral.types import check_count
+from corral.types import check_count, shown
 
 Hook = Callable[..., object]
 
@@ -62,7 +62,10 @@ class BaseAgent:
         self.max_iterations = check_count(max_iterations, "max_iterations")
         self.temperature = temperature
         self.system_prompt = system_prompt
-        self.hooks = dict(hooks or {})
+        given: Any = hooks or {}
+        if not isinstance(given, Mapping) or not all(map(callable, given.values())):
+            raise ConfigError(f"hooks must map names to functions, not {shown(hooks)}")
+        self.hooks: dict[str, Hook] = dict(given)
         if unknown := set(self.hooks) - set(HOOKS):
             raise ConfigError(f"unknown hooks {sorted(unknown)}; known: {', '.join(HOOKS)}")
         self.llm_options = llm_options

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import anyio
 
-from corral.errors import EnvStartError
+from corral.errors import EnvStartError, ErrorRecord
 from corral.lean import dataclass
 from corral.pool.backend import SlotSpec
 from corral.pool.channel import open_listener
@@ -144,6 +144,8 @@ class Agent:
             interpreter = await self._interpreter_for(place)
             worker = Worker(place, visitor, self._listener, interpreter, self._exits, node)
             await worker.spawn(self._tasks, patience)
+        except OSError as error:  # the folder was removed, or its disk is full
+            raise EnvStartError.because("making a place for a worker", ErrorRecord.of(error)) from error
         finally:
             self._listener.forget(visitor)
         return worker
@@ -178,6 +180,7 @@ class Agent:
 
     def _place(self, slot: int, ticket: Ticket) -> HostSpec:
         work_root = self._folder / f"slot-{slot}"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         work_root.mkdir(exist_ok=True)
         kept = self._settings.log_dir
         logs = Path(kept) if kept is not None else self._folder

@@ -4,8 +4,8 @@ Purpose
     The wire is on the path of every tool call, so it uses the raw socket: one ``send`` and one wait for readability.
 Guarantees
     Only a process that shows the ticket it was started with is let in, within HELLO_PATIENCE; nothing that it sends is
-    unpickled before. The socket is a file in a folder that only this user can enter, or, where paths are too long for
-    that, a loopback port.
+    unpickled before. The socket is a file in a folder that only this user can enter, or, where that cannot be, a
+    loopback port.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from time import perf_counter
 
 import anyio
+from anyio.abc import TaskGroup
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from corral.errors import ProtocolError
@@ -174,17 +175,31 @@ class Visitor:
 
 
 class Listener:
-    """The pool's private socket. Lets in who was given a ticket."""
+    """The pool's private socket. Lets in who was given a ticket.
 
-    def __init__(self, sock: socket.socket, address: str | tuple[str, int]) -> None:
-        self._socket = sock
-        self._address = address
+    A trial may remove the temporary folder, and the socket's file with it: who comes next finds a new one there.
+    """
+
+    def __init__(self, folder: Path, tasks: TaskGroup) -> None:
+        self._folder = folder
+        self._tasks = tasks
         self._numbers = count(1)
         self._expected: dict[int, Visitor] = {}
-        self._serving = anyio.CancelScope(shield=True)  # a pool that is cancelled lets in whom it has to end
+        self._serving: list[anyio.CancelScope] = []
+        self._address = self._listen()
+
+    def _listen(self) -> str | tuple[str, int]:
+        sock, address = _bind(self._folder)
+        self._serving.append(anyio.CancelScope(shield=True))  # a pool that is cancelled lets in whom it has to end
+        self._tasks.start_soon(self._serve, sock, self._serving[-1])
+        return address
 
     def expect(self) -> Visitor:
         """Make a ticket; the visitor arrives with it."""
+        if isinstance(self._address, str) and not os.path.exists(self._address):
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._address = self._listen()
         visitor = Visitor(Ticket(self._address, next(self._numbers), secrets.token_bytes(32)))
         self._expected[visitor.ticket.number] = visitor
         return visitor
@@ -193,19 +208,20 @@ class Listener:
         """The ticket is void from now on."""
         self._expected.pop(visitor.ticket.number, None)
 
-    async def serve(self) -> None:
+    async def _serve(self, sock: socket.socket, serving: anyio.CancelScope) -> None:
         """Let visitors in, until closed."""
-        with self._serving:
+        with sock, serving:
             async with anyio.create_task_group() as tasks:
                 while True:
-                    await anyio.wait_readable(self._socket)
+                    await anyio.wait_readable(sock)
                     with contextlib.suppress(OSError):
-                        connection, _ = self._socket.accept()
+                        connection, _ = sock.accept()
                         tasks.start_soon(self._welcome, connection)
 
     def close(self) -> None:
         """Let nobody in any more."""
-        self._serving.cancel()
+        for serving in self._serving:
+            serving.cancel()
 
     async def _welcome(self, connection: socket.socket) -> None:
         with contextlib.ExitStack() as at_the_door:
@@ -243,26 +259,20 @@ async def _read_exactly(connection: socket.socket, size: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def open_listener(folder: Path) -> AsyncIterator[Listener]:
-    """A listener on a socket in ``folder``; on a loopback port where its path is too long or sockets are not files."""
-    sock, address = _bind(folder)
-    try:
-        async with anyio.create_task_group() as tasks:
-            listener = Listener(sock, address)
-            tasks.start_soon(listener.serve)
-            try:
-                yield listener
-            finally:
-                listener.close()
-    finally:
-        sock.close()
+    """A listener on a socket in ``folder``; on a loopback port where there can be none."""
+    async with anyio.create_task_group() as tasks:
+        listener = Listener(folder, tasks)
+        try:
+            yield listener
+        finally:
+            listener.close()
 
 
 def _bind(folder: Path) -> tuple[socket.socket, str | tuple[str, int]]:
     path = str(folder / "pool.sock")
     address: str | tuple[str, int]
-    if hasattr(socket, "AF_UNIX") and len(os.fsencode(path)) <= MAX_UNIX_PATH:
-        sock, address = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path
-        sock.bind(path)
+    if sock := _bind_file(path):
+        address = path
     else:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.bind(("127.0.0.1", 0))
@@ -270,3 +280,16 @@ def _bind(folder: Path) -> tuple[socket.socket, str | tuple[str, int]]:
     sock.listen(128)
     sock.setblocking(False)
     return sock, address
+
+
+def _bind_file(path: str) -> socket.socket | None:
+    """None where sockets are not files, the path is too long for one, or its disk is full."""
+    if not hasattr(socket, "AF_UNIX") or len(os.fsencode(path)) > MAX_UNIX_PATH:
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+    except OSError:
+        sock.close()
+        return None
+    return sock

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import re
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from corral.errors import ConfigError
 from corral.lean import dataclass
 from corral.pool.dask.config import DaskConfig
-from corral.types import FreshMode, check_count, check_seconds
+from corral.types import FreshMode, check_count, check_path, check_seconds, shown
 
 Backend = Literal["local", "dask"]
 Reuse = Literal["trial", "worker"]
@@ -28,16 +29,16 @@ MIN_MEMORY = 32 * 2**20
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def parse_bytes(value: object, name: str) -> int:
+def parse_bytes(value: Any, name: str) -> int:
     """A number of bytes, from an int or text such as ``2GiB``, ``500 MB``, ``1g``; else ConfigError naming ``name``."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
+    if hasattr(value, "__index__") and not isinstance(value, bool | type) and (number := operator.index(value)) > 0:
+        return number
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
         size = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
         if 1 <= size < math.inf:
             return int(size)
-    raise ConfigError(f'{name} must be a positive number of bytes or a size such as "2GiB", not {value!r}')
+    raise ConfigError(f'{name} must be a positive number of bytes or a size such as "2GiB", not {shown(value)}')
 
 
 def available_cpus() -> int:
@@ -68,7 +69,7 @@ def _cgroup_quota() -> float | None:
 def _check_choice(value: object, choices: tuple[str, ...], name: str) -> None:
     if value not in choices:
         listed = " or ".join(f'"{choice}"' for choice in choices)
-        raise ConfigError(f"{name} must be {listed}, not {value!r}")
+        raise ConfigError(f"{name} must be {listed}, not {shown(value)}")
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,16 @@ class WorkerPoolConfig:
     """Which cluster, and what holds on its nodes. None: some nodes on this machine, to try it."""
 
     def __post_init__(self) -> None:
-        if self.size is not None and check_count(self.size, "worker pool size") > MAX_SIZE:
-            raise ConfigError(f"worker pool size must be at most {MAX_SIZE}, not {self.size}")
-        if check_seconds(self.start_timeout, "start_timeout") is None:
+        if self.size is not None:
+            object.__setattr__(self, "size", check_count(self.size, "worker pool size"))
+            if self.workers > MAX_SIZE:
+                raise ConfigError(f"worker pool size must be at most {MAX_SIZE}, not {self.size}")
+        if (patience := check_seconds(self.start_timeout, "start_timeout")) is None:
             raise ConfigError("start_timeout must be a number of seconds: a worker that never starts must be noticed")
+        object.__setattr__(self, "start_timeout", patience)
         if self.max_trials_per_worker is not None:
-            check_count(self.max_trials_per_worker, "max_trials_per_worker")
+            most = check_count(self.max_trials_per_worker, "max_trials_per_worker")
+            object.__setattr__(self, "max_trials_per_worker", most)
         if self.memory_limit is not None:
             limit = parse_bytes(self.memory_limit, "memory_limit")
             if limit < MIN_MEMORY:
@@ -110,13 +115,13 @@ class WorkerPoolConfig:
                     f'not {limit} bytes; sizes have units, such as "2GiB"'
                 )
             object.__setattr__(self, "memory_limit", limit)
-        if self.log_dir is not None and not isinstance(self.log_dir, str | os.PathLike):
-            raise ConfigError(f"log_dir must be the path of a folder, not {self.log_dir!r}")
+        if self.log_dir is not None:
+            check_path(self.log_dir, "log_dir")
         _check_choice(self.reuse, get_args(Reuse), "reuse")
         _check_choice(self.fresh, get_args(FreshMode), "fresh")
         _check_choice(self.backend, get_args(Backend), "backend")
         if self.dask is not None and not isinstance(self.dask, DaskConfig):
-            raise ConfigError(f"dask must be a DaskConfig, not {self.dask!r}")
+            raise ConfigError(f"dask must be a DaskConfig, not {shown(self.dask)}")
         if self.dask is not None and self.backend != "dask":
             raise ConfigError('a DaskConfig is for backend="dask"')
 

@@ -93,6 +93,7 @@ class _Nursery:
                 os.waitpid(pid, 0)
         for _, pid in self._workers.values():
             os.killpg(pid, signal.SIGKILL)
+        guards.end_children(set())
 
     def _serve(self) -> bool:
         """Do what is asked; False when there is nothing more to do."""
@@ -127,6 +128,7 @@ class _Nursery:
         os.close(descriptor)
         with contextlib.suppress(ChildProcessError):
             _, status = os.waitpid(pid, 0)
+            # One that was killed could not see to what its trials had left: that is this process's child now.
             guards.end_children({pid for _, pid in self._workers.values()})
             self._report(ProcessEnded(number, os.waitstatus_to_exitcode(status)))
 

@@ -76,6 +76,14 @@ class NoNode(EnvStartError):
         super().__init__(f"no node had room for another worker for {seconds:g} s{why}")
 
 
+class InWorker(Exception):
+    """What was raised in a worker, as a traceback: the cause of the error that tells of it, and shown above that."""
+
+    def __str__(self) -> str:
+        """Apart from the name of this class."""
+        return f"\n\n{self.args[0]}"
+
+
 def with_output(error: E, output: str) -> E:
     """The error, with what was printed."""
     error.output = output

@@ -38,7 +38,7 @@ from corral.pool.messages import (
 )
 from corral.pool.nursery import Fork
 from corral.pool.processes import descendants, find_process, is_stopped, is_there, see_off, signal_all
-from corral.pool.starts import ENDED, LostStart, SlowStart, with_output
+from corral.pool.starts import ENDED, InWorker, LostStart, SlowStart, with_output
 from corral.pool.trial_handle import LAST_WORDS, TrialProcess
 from corral.types import FreshMode
 
@@ -148,7 +148,8 @@ class Worker:
                 raise ConfigError(answer.record.message)
             kind = LostStart if answer.record.type == "ProcessEnded" else EnvStartError
             at = IMPORTING if answer.of_main else what
-            raise with_output(kind.because(f"{at}, in a worker,", answer.record), as_text(self._output))
+            error = with_output(kind.because(f"{at}, in a worker,", answer.record), as_text(self._output))
+            raise error from InWorker(answer.record.traceback)
         raise ProtocolError(f"a worker answered with a {type(answer).__name__}")
 
     @contextlib.asynccontextmanager

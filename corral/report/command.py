@@ -9,23 +9,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from corral.errors import ConfigError, CorralError
 from corral.named import NamedBuilder
 from corral.plain import plain
 from corral.pool.config import WorkerPoolConfig
 from corral.report.comparison import compare
+from corral.report.console import TerminalConsole
 from corral.report.exports import FORMATS, export, kind_of
-from corral.report.files import dump
-from corral.report.live import TerminalConsole
+from corral.report.files import print_document
 from corral.report.regrade import regrade
 from corral.report.rendering import print_comparison, print_result
 from corral.report.result import BenchmarkResult
 from corral.report.sessions import find_session, open_session
 from corral.report.task_results import trial_report
 from corral.report.trial_text import print_trial
-from corral.shell import Parser, let_go_of_output
+from corral.shell import Parser, let_go_of_output, say
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
@@ -103,18 +101,21 @@ _REGRADE = (
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; the exit status."""
     options = parser().parse_args(arguments)
-    errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     run: Callable[[argparse.Namespace], None] = options.run
     try:
         run(options)
         sys.stdout.flush()
     except ConfigError as error:
-        errors.print(f"corral: {error}")
+        say(error)
         return EXIT_USAGE
     except BrokenPipeError:  # whoever reads has seen enough
         let_go_of_output()
-    except (CorralError, OSError) as error:
-        errors.print(f"corral: {error}")
+    except OSError as error:
+        let_go_of_output()
+        say(f"standard output cannot be written: {error.strerror or error}")
+        return EXIT_FAILED
+    except CorralError as error:
+        say(error)
         return EXIT_FAILED
     return EXIT_DONE
 
@@ -128,7 +129,7 @@ def _run_show(options: argparse.Namespace) -> None:
     if options.trial is not None:
         _show_trial(result, options.trial, as_json=options.json)
     elif options.json:
-        sys.stdout.write(dump(result.head()) + "\n")
+        print_document(result.head())
     else:
         print_result(result, TerminalConsole(highlight=False))
 
@@ -140,7 +141,7 @@ def _show_trial(result: BenchmarkResult, name: str, *, as_json: bool) -> None:
         raise ConfigError(f"session {result.session_id!r} has no record of a trial {name!r}: TASK#INDEX{example}")
     whole = result.whole(trial)
     if as_json:
-        sys.stdout.write(dump(trial_report(whole)) + "\n")
+        print_document(trial_report(whole))
     else:
         print_trial(whole, TerminalConsole(highlight=False))
 
@@ -148,7 +149,7 @@ def _show_trial(result: BenchmarkResult, name: str, *, as_json: bool) -> None:
 def _run_compare(options: argparse.Namespace) -> None:
     comparison = compare(_open(options, options.before), _open(options, options.after))
     if options.json:
-        sys.stdout.write(dump(plain(asdict(comparison))) + "\n")
+        print_document(plain(asdict(comparison)))
     else:
         print_comparison(comparison, TerminalConsole(highlight=False))
 
@@ -157,7 +158,11 @@ def _run_export(options: argparse.Namespace) -> None:
     kinds = [options.format or kind_of(path) for path in options.files]  # all are known before the first is written
     result = _open(options, options.session)
     for path, kind in zip(options.files, kinds, strict=True):
-        sys.stdout.write(f"{export(result, path, kind)}\n")
+        try:
+            written = export(result, path, kind)
+        except OSError as error:
+            raise CorralError(f"{path} cannot be written: {error.strerror or error}") from error
+        sys.stdout.write(f"{written}\n")
 
 
 def _run_regrade(options: argparse.Namespace) -> None:

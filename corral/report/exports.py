@@ -15,6 +15,7 @@ from corral.report.inspect_log import write_inspect
 from corral.report.junit import write_junit
 from corral.report.rows import parquet_writer, write_lines, write_parquet
 from corral.report.timeline import chrome_trace
+from corral.types import check_path
 
 if TYPE_CHECKING:
     from corral.report.result import BenchmarkResult
@@ -56,12 +57,13 @@ FORMATS = {
 
 def export(result: BenchmarkResult, path: PathLike, kind: str | None = None) -> Path:
     """Write ``result`` to ``path`` as ``kind`` (see ``FORMATS``), or as what the path's ending says; the path."""
+    path = check_path(path, "the path of a report")
     return FORMATS[kind_of(path) if kind is None else _known(kind)].write(result, path)
 
 
 def report_kind(path: PathLike) -> str:
     """The format that a path's ending says; ``json`` for one without an ending, such as a device or a pipe."""
-    return kind_of(path) if Path(path).suffix else "json"
+    return kind_of(path) if Path(check_path(path, "the path of a report")).suffix else "json"
 
 
 def check_report(path: PathLike) -> None:

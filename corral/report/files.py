@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,14 @@ def dump(value: object, *, indent: int | None = 2) -> str:
     text = json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
     # Only surrogates have no form in UTF-8, and Python's escape for them is the one of JSON.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def print_document(value: object) -> None:
+    """``dump`` on standard output; where its encoding is not UTF-8, with JSON's escapes for all that is not ASCII."""
+    text = dump(value)
+    if not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf"):
+        text = json.dumps(json.loads(text), indent=2)
+    sys.stdout.write(f"{text}\n")
 
 
 def write(path: str | os.PathLike[str], text: str) -> Path:

@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from corral.report.console import TerminalConsole
 from corral.report.progress import is_terminal
 from corral.report.tally import Clock, Silent, Tally
 from corral.report.text import clock_time, kinds, printable
@@ -29,14 +30,6 @@ REFRESH_SECONDS = 0.1
 
 LONG_SECONDS = 30.0
 """From then on the age of a phase stands out: it may hang."""
-
-
-class TerminalConsole(Console):
-    """A console that goes silent when its reader is gone. Rich's own would end the program and its output."""
-
-    def on_broken_pipe(self) -> None:
-        """Write nothing from here on."""
-        self.quiet = True
 
 
 class LiveProgress(Silent):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from corral.errors import ConfigError, ErrorRecord
-from corral.types import check_count
+from corral.types import check_count, shown
 
 Bounds: TypeAlias = tuple[float, float]
 """The least and the greatest value that a figure could have."""
@@ -111,6 +111,17 @@ class Metric(Protocol):
     def compute(self, result: Any) -> float | Mapping[str, Any]:
         """The value: a number, or a mapping of several."""
         ...
+
+
+def check_metrics(metrics: Any) -> tuple[Metric, ...]:
+    """The metrics that were given to a runner; ConfigError, before anything runs, for what is none."""
+    if metrics is not None and not isinstance(metrics, Iterable):
+        raise ConfigError(f"metrics must be a list of objects with compute(result), not {shown(metrics)}")
+    given = tuple(metrics or ())
+    for metric in given:
+        if isinstance(metric, type) or not callable(getattr(metric, "compute", None)):
+            raise ConfigError(f"metrics must be objects with a name and compute(result), not {shown(metric)}")
+    return given
 
 
 def evaluate(metrics: Iterable[Metric], result: Any) -> dict[str, Any]:

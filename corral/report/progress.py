@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
 from corral.errors import ConfigError
 from corral.report.tally import Clock, Running, Silent, Tally
 from corral.report.text import clock_time, count, kinds, printable
-from corral.types import TaskTrialResult, TrialKey, WorkerRef
+from corral.types import TaskTrialResult, TrialKey, WorkerRef, shown
 
 if TYPE_CHECKING:
     from corral.report.live import LiveProgress
@@ -222,7 +222,7 @@ def choose(
     if isinstance(progress, Progress):
         return progress
     if not callable(progress):
-        raise ConfigError(f"progress must be None, True, False, a function or a Progress, not {progress!r}")
+        raise ConfigError(f"progress must be None, True, False, a function or a Progress, not {shown(progress)}")
     if inspect.iscoroutinefunction(progress) or inspect.iscoroutinefunction(type(progress).__call__):
         raise ConfigError("progress must be a plain function: nothing awaits an async one")
     return Callback(progress)

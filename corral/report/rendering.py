@@ -28,17 +28,23 @@ CAUSE_LIMIT = 400
 
 def print_result(result: BenchmarkResult, console: Console) -> None:
     """Print the tables and the summary of ``result``."""
-    if console.encoding.lower().startswith("utf"):
-        _print(result, console)
+    _print(summary(result), console)
+
+
+def _print(parts: Sequence[RenderableType], console: Console) -> None:
+    if console.is_terminal and console.encoding.lower().startswith("utf"):
+        _print_parts(parts, console)
         return
-    # An output in another encoding gets escapes for what it cannot show, rather than no summary at all.
+    # In a file or a pipe lines end where their text does, which rich fills up with blanks. An output in another
+    # encoding gets escapes for what it cannot show, rather than no summary at all.
     with console.capture() as capture:
-        _print(result, console)
-    console.file.write(capture.get().encode(console.encoding, "backslashreplace").decode(console.encoding))
+        _print_parts(parts, console)
+    text = "\n".join(line.rstrip() for line in capture.get().split("\n"))
+    console.file.write(text.encode(console.encoding, "backslashreplace").decode(console.encoding))
 
 
-def _print(result: BenchmarkResult, console: Console) -> None:
-    for part in summary(result):
+def _print_parts(parts: Sequence[RenderableType], console: Console) -> None:
+    for part in parts:
         console.print(part, highlight=False)
 
 
@@ -153,8 +159,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if any(comparison.not_graded):
         lost = " and ".join(map(str, comparison.not_graded))
         parts.append(Text(f"not graded, and counted as 0: {lost} trials", style="yellow"))
-    for part in parts:
-        console.print(part, highlight=False)
+    _print(parts, console)
 
 
 def _changed_tasks(comparison: Comparison) -> Iterator[RenderableType]:

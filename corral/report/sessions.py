@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from corral.errors import ConfigError
+from corral.errors import ConfigError, JournalError
 from corral.journal import FILE_NAME, Place, Reading, read_journal
 from corral.records import Record, from_record
 from corral.report.result import BenchmarkResult
@@ -80,9 +80,16 @@ def _result(reading: Reading) -> BenchmarkResult:
         settings=run.get("settings") or {},
         journal=Path(run.get("journal") or reading.path),
         metrics=[_Known(name, value) for name, value in (run.get("metrics") or {}).items()],
-        created=datetime.fromisoformat(run.get("created") or reading.header.created),
+        created=_time(run.get("created") or reading.header.created, reading.path),
         whole=shelf.whole,
     )
+
+
+def _time(text: str, path: Path) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise JournalError(f"{path} cannot be used: {text!r} is no time") from None
 
 
 def _with_all(task_ids: Iterable[str], kept: Iterable[TrialKey]) -> list[str]:

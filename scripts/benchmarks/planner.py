@@ -65,8 +65,8 @@ def requests(number: int, dice: random.Random) -> list[Request]:
 @cache
 def demands(task: int, model: str) -> dict[str, int]:
     """What a trial needs. Every other task runs on the pool. Kept, as a session keeps it."""
-    needs = {GLOBAL: 1, task_resource(f"task-{task}"): 1, model_resource(model): 1}
-    return needs | {SLOT: 1} if task % 2 else needs
+    slot = {SLOT: 1} if task % 2 else {}
+    return {GLOBAL: 1, **slot, model_resource(model): 1, task_resource(f"task-{task}"): 1}
 
 
 def filled(number: int, dice: random.Random) -> tuple[Planner, float]:

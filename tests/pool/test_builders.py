@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -39,6 +40,8 @@ async def test_a_builder_that_raises(fresh: str) -> None:
     assert "ImportError: no module named chemistry" in str(error)
     assert error.record is not None
     assert "build_raising" in error.record.traceback
+    assert re.search(r" \(pool_envs\.py, line \d+\)$", str(error))
+    assert str(error.__cause__) == f"\n\n{error.record.traceback}"
 
 
 async def test_a_builder_that_asks_to_exit(fresh: str) -> None:
@@ -261,3 +264,9 @@ async def test_a_helper_that_loading_started_serves_every_trial_and_ends_with_th
         assert lives(helper)
         await gone(*(pid for _, pid in found))
     await gone(helper)
+
+
+async def test_a_class_where_an_environment_should_be() -> None:
+    error = await failure(lambda: {"a": pool_envs.Lab})
+    assert isinstance(error, ConfigError)
+    assert str(error).endswith("'a' is mapped to the class Lab: call it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import stat
 from collections.abc import AsyncIterator
@@ -174,6 +175,30 @@ async def test_the_socket_is_a_file_where_the_path_allows(tmp_path: Path) -> Non
         address = listener.expect().ticket.address
         assert isinstance(address, str)
         assert stat.S_ISSOCK(os.stat(address).st_mode)
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="Unix sockets are not to be had")
+async def test_a_folder_that_was_removed_is_made_anew_for_the_next_visitor(tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    async with open_listener(folder) as listener:
+        await let_in(listener, listener.expect())
+        shutil.rmtree(folder)
+        visitor = listener.expect()
+        assert visitor.ticket.address == str(folder / "pool.sock")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        await let_in(listener, visitor)
+
+
+async def test_a_folder_that_can_hold_no_socket_falls_back_to_loopback(tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    folder.mkdir()
+    async with open_listener(folder) as listener:
+        shutil.rmtree(folder)
+        folder.touch()  # in the way, as a full disk would be
+        visitor = listener.expect()
+        assert isinstance(visitor.ticket.address, tuple)
+        await let_in(listener, visitor)
 
 
 async def test_closing_ends_connections_that_are_still_at_the_door(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from rich.console import Console
 from corral import CorralRunner, Environment, TaskDefinition, build_environments, tool
 from corral.agents import ScriptedAgent
 from corral.errors import ConfigError, FailureKind
-from corral.report.live import LiveProgress, TerminalConsole
+from corral.report.console import TerminalConsole
+from corral.report.live import LiveProgress
 from corral.report.progress import Callback, LineProgress, Progress, Silent, Tally, choose
 from corral.types import TrialKey, WorkerRef
 from tests.support.benches import benches

@@ -25,10 +25,22 @@ def build_broken() -> NoReturn:
     raise ImportError("no chemistry")
 
 
+def build_red() -> NoReturn:
+    raise ValueError("in \x1b[31mred\nand blue")
+
+
+def build_odd() -> dict[str, Environment]:
+    """One task, which nobody can solve; its id is hard to print."""
+    task_id = "\xfc\U0001f600\x1b[31m\n\ud800"
+    return {task_id: Bench(task_id, "process")}
+
+
 def solver(context: TrialContext, model: str | None = None) -> ScriptedAgent:
     """Marks each trial in the file of CORRAL_TEST_MARKS, and answers 1."""
 
     def solve(lab: Any, prompt: str) -> Any:
+        if not context.task_id.isalpha():
+            raise ValueError(f"what is {context.task_id}?")
         lab.call("python", code="result = env.seed")
         if marks := os.environ.get("CORRAL_TEST_MARKS"):
             with Path(marks).open("a") as file:
