@@ -94,9 +94,9 @@ def waiting_mixes(scale: float) -> dict[str, Mix]:
     """For a pool of 8."""
     dice = random.Random(8)
     uneven = [[dice.uniform(0.05, 0.5) * scale] for _ in range(256)]
-    tail = [[0.1 * scale] for _ in range(220)]
+    tail = [[0.1 * scale] for _ in range(440)]
     for _ in range(4):
-        tail.insert(dice.randrange(110), [2.0 * scale])
+        tail.insert(dice.randrange(220), [2.0 * scale])
     chains = [[dice.uniform(0.1, 0.3) * scale for _ in range(4)] for _ in range(48)]
     chains += [[dice.uniform(0.05, 0.2) * scale] for _ in range(64)]
     dice.shuffle(models := ["two at once"] * 32 + ["four at once"] * 48 + ["any"] * 40)

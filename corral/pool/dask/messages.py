@@ -21,7 +21,7 @@ from corral.pool.agent import AgentSettings
 from corral.pool.backend import SlotSpec
 from corral.pool.ending import Ending
 from corral.pool.messages import Failed, Loaded, ProcessEnded
-from corral.pool.starts import LostStart, SlowStart
+from corral.pool.starts import InWorker, LostStart, SlowStart
 from corral.types import FreshMode
 
 # ---- what an agent is started with, and how it presents itself ------------------------------------------------------
@@ -162,6 +162,8 @@ class NotStarted:
         error = _START_ERRORS[self.kind](self.message)
         if isinstance(error, EnvStartError):
             error.record, error.output = self.record, self.output
+        if self.record is not None:
+            error.__cause__ = InWorker(self.record.traceback)
         return error
 
 
