@@ -18,7 +18,8 @@ from corral.types import Action, TaskInfo, TrialSpec, WorkerRef
 ANSWER_PATIENCE = 5.0
 """Seconds that a process which has served, and is to serve again, may take to say that it is there."""
 MAX_TRIES = 3
-"""Workers in a row that may be gone, before they made a trial process, until a trial is charged for it."""
+"""Workers in a row that may be gone before they made a trial process, or trial processes before they read that a trial is
+theirs, until it is charged for it."""
 
 
 class Lease:
@@ -55,20 +56,21 @@ class Lease:
         """Open a trial runtime. EnvStartError if its environment cannot be set up, NotFound for an unknown task."""
         self.slot.trials += 1
         self.slot.trials_of_worker += 1
-        for tries_left in reversed(range(MAX_TRIES)):
+        unheard = 0
+        while True:
             if not self._prepared:
                 await self.prepare(spec.task_id)
             self._prepared, process = False, self._living()
             try:
                 opened = await process.request(Open(spec), f"set-up of {spec.task_id}#{spec.trial_index}")
             except WorkerDied:
-                if process.unheard and tries_left:  # the trial had not begun: its death is not the trial's to pay for
+                unheard += process.unheard
+                if process.unheard and unheard < MAX_TRIES:  # the trial had not begun: it is not to pay for that death
                     continue
                 raise
             assert isinstance(opened, Opened)
             process.log_start = opened.log_start
             return opened
-        raise AssertionError
 
     async def _process_for(self, task_id: str) -> SlotProcess:
         if self.slot.process is not None and await self._still_serves(self.slot.process):
