@@ -18,8 +18,8 @@ from corral.types import Action, TaskInfo, TrialSpec, WorkerRef
 ANSWER_PATIENCE = 5.0
 """Seconds that a process which has served, and is to serve again, may take to say that it is there."""
 MAX_TRIES = 3
-"""Workers in a row that may be gone before they made a trial process, or trial processes before they read that a trial is
-theirs, until it is charged for it."""
+"""Workers in a row that may be gone before they made a trial process, and trial processes before they read that a trial
+is theirs, until that trial is charged for it."""
 
 
 class Lease:
