@@ -23,16 +23,19 @@ class Exits:
     def __init__(self, most: int) -> None:
         """``most``: how many go at once."""
         self._room = anyio.Semaphore(most)
-        self._going: set[object] = set()
+        self._going: set[anyio.Event] = set()
 
-    async def turn(self, who: object) -> None:
-        """Wait until ``who`` may end. ``has_gone`` is to follow."""
+    async def turn(self, ended: anyio.Event) -> None:
+        """Wait until one may end that has not ``ended`` by itself. ``has_gone`` is to follow, with the same event."""
         with anyio.move_on_after(PATIENCE):
             await self._room.acquire()
-            self._going.add(who)
+            if ended.is_set():
+                self._room.release()
+            else:
+                self._going.add(ended)
 
-    def has_gone(self, who: object) -> None:
+    def has_gone(self, ended: anyio.Event) -> None:
         """It has ended, whether it had its turn or not."""
-        if who in self._going:
-            self._going.discard(who)
+        if ended in self._going:
+            self._going.discard(ended)
             self._room.release()

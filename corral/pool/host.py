@@ -301,9 +301,10 @@ class Host:
             assert load_of is not None
             work_root = Path(self._spec.work_root)
             server = trial_process.TrialServer(environments, work_root, reused=load_of.reused)
+            link = Link.connect(order.ticket)
             if order.ahead:
-                rehearsal.rehearse(work_root)
-            trial_process.run(Link.connect(order.ticket), server)
+                rehearsal.rehearse(work_root, link)
+            trial_process.run(link, server)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -7,6 +7,7 @@ event loop, so it stays small and has one thread, which is what makes its forks 
 from __future__ import annotations
 
 import os
+import select
 import socket
 
 from corral.pool.glance import CHUNK, Glance, here
@@ -42,6 +43,12 @@ class Link:
     def pending(self) -> bool:
         """Whether more was received than was asked for: it makes the descriptor readable no more."""
         return self._decoder.pending
+
+    def is_waiting(self) -> bool:
+        """Whether something has come, or the other end is gone: ``receive`` would not wait for its first bytes."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return self.pending or bool(poll.poll(0))
 
     def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be; OSError if the other end is gone."""

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from corral.environment import Environment
+from corral.pool.link import Link
 from corral.pool.messages import Close, Message, Open, Perform
 from corral.pool.trial_process import TrialServer
 from corral.pool.wire import Decoder, encode
@@ -57,10 +58,15 @@ def _requests(runtime_id: str) -> Iterator[Message]:
     yield Close(runtime_id)
 
 
-def rehearse(work_root: Path) -> None:
-    """Answer the requests of a trial; nobody has made them. ``work_root`` is the slot's folder."""
+def rehearse(work_root: Path, link: Link | None = None) -> None:
+    """Answer the requests of a trial; nobody has made them. ``work_root`` is the slot's folder.
+
+    It is broken off when somebody makes a request, on ``link``.
+    """
     server, wire = TrialServer({_TASK: _sample()}, work_root / FOLDER, reused=False), Decoder()
     for request in _requests(_TASK):
+        if link is not None and link.is_waiting():
+            break
         for message in (request, server.answer(request)):
             for part in encode(message):
                 wire.feed(part)

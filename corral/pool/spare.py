@@ -143,9 +143,10 @@ def spare_main(descriptor: int, parent: int, work_root: str, main: MainScript | 
     match control.receive():
         case StartProcess(ticket, _, ahead):
             control.close()
+            link = Link.connect(ticket)
             if ahead:
-                rehearsal.rehearse(Path(work_root))
-            run(Link.connect(ticket), TrialServer(environments, Path(work_root), reused=reused))
+                rehearsal.rehearse(Path(work_root), link)
+            run(link, TrialServer(environments, Path(work_root), reused=reused))
         case _:
             os._exit(0)
 

@@ -76,8 +76,8 @@ class TrialProcess:
 
     async def request(self, message: Message, phase: str) -> Any:
         """Send a request and wait for its answer; ``phase`` says in words what it does."""
-        if type(message) is Close and message.last:
-            await self._worker.exits.turn(self)
+        if type(message) is Close and message.last and not self.ended.is_set():
+            await self._worker.exits.turn(self.ended)
         return await result_of(self.ask(message, phase))
 
     def ask(self, message: Message, phase: str) -> Asked:
@@ -219,7 +219,7 @@ class TrialProcess:
         """The worker's report, or its loss."""
         self.end = end
         self.ended.set()
-        self._worker.exits.has_gone(self)
+        self._worker.exits.has_gone(self.ended)
         self.visitor.give_up()
         if not self._asking:  # its answer may have come just before its end
             self._close()

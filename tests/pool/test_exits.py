@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
@@ -18,14 +20,20 @@ class Queue:
     def __init__(self, most: int) -> None:
         self.exits = Exits(most)
         self.let = list[str]()
+        self.ended: dict[str, anyio.Event] = defaultdict(anyio.Event)
 
     async def come(self, name: str) -> None:
-        await self.exits.turn(name)
+        await self.exits.turn(self.ended[name])
         self.let.append(name)
 
-    async def settle(self) -> None:
-        for _ in range(10):
-            await checkpoint()
+    def go(self, name: str) -> None:
+        self.ended[name].set()
+        self.exits.has_gone(self.ended[name])
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await checkpoint()
 
 
 async def test_as_many_at_once_as_there_is_room_for_and_the_others_in_the_order_in_which_they_came(
@@ -37,16 +45,16 @@ async def test_as_many_at_once_as_there_is_room_for_and_the_others_in_the_order_
         async with anyio.create_task_group() as tasks:
             for name in "abcde":
                 tasks.start_soon(queue.come, name)
-                await queue.settle()
+                await settle()
             assert queue.let == ["a", "b"]
-            queue.exits.has_gone("b")
-            await queue.settle()
+            queue.go("b")
+            await settle()
             assert queue.let == ["a", "b", "c"]
-            queue.exits.has_gone("b")  # of one that has gone already there is no news
-            await queue.settle()
+            queue.go("b")  # of one that has gone already there is no news
+            await settle()
             assert queue.let == ["a", "b", "c"]
-            queue.exits.has_gone("a")
-            queue.exits.has_gone("c")
+            queue.go("a")
+            queue.go("c")
     assert queue.let == ["a", "b", "c", "d", "e"]
 
 
@@ -57,14 +65,35 @@ async def test_nobody_waits_for_those_that_take_long(monkeypatch: pytest.MonkeyP
         await queue.come("slow")
         await queue.come("next")
         await queue.come("last")
-    queue.exits.has_gone("next")  # it never had its turn: there is no more room for that
+    queue.go("next")  # it never had its turn: there is no more room for that
     monkeypatch.setattr(exits, "PATIENCE", 60.0)
     with anyio.move_on_after(0.05):
         await queue.come("another")
     assert queue.let == ["slow", "next", "last"]
-    queue.exits.has_gone("slow")
+    queue.go("slow")
     with anyio.fail_after(10):
         await queue.come("another")
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_one_that_ends_by_itself_takes_no_turn(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that has crashed is closed all the same."""
+    monkeypatch.setattr(exits, "PATIENCE", 60.0)
+    queue = Queue(1)
+    with anyio.fail_after(10):
+        if when == "before":
+            queue.go("crashed")
+            await queue.come("crashed")
+        else:
+            await queue.come("first")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(queue.come, "crashed")
+                await settle()
+                queue.go("crashed")
+                queue.go("first")
+        await queue.come("next")
+        queue.go("next")
+        await queue.come("last")
 
 
 async def test_one_that_gives_up_waiting_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +103,6 @@ async def test_one_that_gives_up_waiting_takes_no_turn(monkeypatch: pytest.Monke
         await queue.come("a")
         with anyio.move_on_after(0.01):
             await queue.come("b")
-        queue.exits.has_gone("a")
+        queue.go("a")
         await queue.come("c")
     assert queue.let == ["a", "c"]
