@@ -18,6 +18,7 @@ import pytest
 from corral.errors import FailureKind, MemoryExceeded, ToolError, TrialError, WorkerDied
 from corral.pool import Lease, WorkerPool, trial_handle
 from corral.pool import worker as worker_module
+from corral.pool.processes import is_there
 from tests.support import pool_envs
 from tests.support.pool_driving import once, opened, pool, python, respond
 from tests.support.pool_waiting import eventually, gone, lives
@@ -365,12 +366,19 @@ async def test_what_a_trial_started_ends_with_the_pool() -> None:
 # ---- the worker itself ----
 
 
+def harm(pid: int, number: signal.Signals) -> None:
+    """Kill or stop a process; it is so then, and nobody else has had a turn to notice."""
+    os.kill(pid, number)
+    while is_there(pid):
+        time.sleep(0.001)
+
+
 async def test_an_idle_worker_that_is_killed_is_replaced_and_nobody_is_charged() -> None:
     async with pool() as workers:
         (before,) = workers.statistics().workers
         assert before.pid is not None
-        os.kill(before.pid, signal.SIGKILL)
-        assert await serves(workers)  # at once, before its death is noticed, or after: both are served
+        harm(before.pid, signal.SIGKILL)
+        assert await serves(workers)  # at once, before its death is noticed
         (after,) = workers.statistics().workers
         assert after.pid not in (None, before.pid)
         assert after.restarts == 1
@@ -425,7 +433,8 @@ async def test_a_worker_killed_between_two_trials_of_a_lease_costs_nothing() -> 
     async with pool() as workers, workers.lease() as lease:
         await lease.close_trial(await opened(lease))
         await lease.kill()
-        os.kill(lease.worker.pid, signal.SIGKILL)
+        pid = lease.worker.pid
+        harm(pid, signal.SIGKILL)
         with anyio.fail_after(10):
             assert await python(lease, await opened(lease), "result = 1") == 1
 
@@ -447,7 +456,7 @@ async def test_a_stopped_worker_is_replaced_and_no_trial_is_charged(fresh: str) 
     async with pool(fresh=fresh) as workers:
         pid = workers.statistics().workers[0].pid
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        harm(pid, signal.SIGSTOP)
         assert await serves(workers)
         assert workers.statistics().workers[0].pid != pid
         assert not lives(pid)

@@ -54,6 +54,7 @@ async def test_as_many_at_once_as_there_is_room_for_and_the_others_in_the_order_
             await settle()
             assert queue.let == ["a", "b", "c"]
             queue.go("a")
+            await settle()
             queue.go("c")
     assert queue.let == ["a", "b", "c", "d", "e"]
 
