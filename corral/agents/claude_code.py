@@ -82,7 +82,9 @@ class ClaudeCodeAgent(BaseAgent):
         self.messages.append({"role": "user", "content": prompt})
         url = getattr(interface, "mcp_url", None)
         async with nullcontext(url) if url else serving_tools(interface, task_id) as address:
-            with tempfile.TemporaryDirectory(prefix="corral-claude-", ignore_cleanup_errors=True) as folder:
+            # Named as Corral's scratch folders are: what a killed run leaves, keys included, the next one removes.
+            prefix = f"corral-{os.getpid()}-"
+            with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
                 home, work = Path(folder), Path(folder, "work")
                 work.mkdir()
                 command = self._command(home, str(address), getattr(interface, "mcp_headers", None))

@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from corral.records import encode, reread
@@ -19,6 +18,7 @@ from corral.report import files
 from corral.report.figures import flat_numbers
 from corral.report.intervals import Estimate
 from corral.report.transcript import Call, Turn, as_text, turns
+from corral.scratch import scratch_folder
 from corral.types import TaskTrialResult
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ Data = dict[str, Any]
 
 def write_inspect(result: BenchmarkResult, path: str | os.PathLike[str]) -> Path:
     """Write ``result`` to ``path``, which should end in ``.eval``, in one step."""
-    with TemporaryDirectory(prefix="corral-") as folder:
+    with scratch_folder() as folder:
         draft = Path(folder) / "draft.eval"
         with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
             _fill(archive, result)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from corral.errors import ConfigError
 from corral.report.figures import flat_numbers
+from corral.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from corral.report.result import BenchmarkResult
@@ -24,7 +24,7 @@ def log_to_mlflow(result: BenchmarkResult, experiment: str | None = None) -> str
     mlflow = _import("mlflow")
     if experiment is not None:
         mlflow.set_experiment(experiment)
-    with mlflow.start_run(run_name=_name(result)) as run, TemporaryDirectory(prefix="corral-") as folder:
+    with mlflow.start_run(run_name=_name(result)) as run, scratch_folder() as folder:
         mlflow.log_params(parameters(result))
         mlflow.log_metrics({name.replace("@", "_at_").replace("^", "_hat_"): n for name, n in figures(result).items()})
         for name in FILES:
@@ -37,7 +37,7 @@ def log_to_wandb(result: BenchmarkResult, project: str | None = None) -> str:
     wandb = _import("wandb")
     with wandb.init(project=project, name=_name(result), config=parameters(result)) as run:
         run.summary.update(figures(result))
-        with TemporaryDirectory(prefix="corral-") as folder:
+        with scratch_folder() as folder:
             for name in FILES:
                 run.save(str(result.export(Path(folder) / name)), base_path=folder, policy="now")
             run_id = str(run.id)
