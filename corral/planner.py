@@ -12,10 +12,10 @@ Guarantees
     - **Cheap.** The cost of an admission does not grow with the number of requests that wait.
 
 How
-    Waiting requests form a tree. Each edge is one demand, an amount of a resource, those first that a request names
-    first; a request waits at the node where its demands are all named. A node that cannot be entered,
-    since its resource is short, is *parked* on that resource with all that waits below it: ten thousand tasks that
-    wait for one free trial are one parked node. Elsewhere each node is listed in its parent's heap by its lowest rank,
+    Waiting requests form a tree. Each edge is one demand, an amount of a resource, in the order in which requests name
+    them; a request waits at the node where its demands are all named. A node that cannot be entered, since its resource
+    is short, is *parked* on that resource with all that waits below it: ten thousand tasks that wait for one free trial
+    are one parked node. Elsewhere each node is listed in its parent's heap by its lowest rank,
     so the root knows the best request that is not parked. It is started, or the highest node on its way that cannot be
     entered is parked. A release puts back only the nodes that are parked on what was released, and of these only those
     that it suffices for.
