@@ -16,6 +16,7 @@ from random import SystemRandom
 from typing import Any
 
 import anyio
+from anyio.abc import TaskStatus
 
 from corral.agents.scripted import check_think_time
 from corral.errors import ConfigError, CorralError
@@ -235,9 +236,10 @@ class _Stop:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
 
-    async def watch(self, scope: anyio.CancelScope) -> None:
-        """Until cancelled."""
+    async def watch(self, scope: anyio.CancelScope, *, task_status: TaskStatus[None]) -> None:
+        """Until cancelled. Once it has started, no signal breaks into a line of the run."""
         with anyio.open_signal_receiver(*stopping_signals()) as signals:
+            task_status.started()
             async for number in signals:
                 if self.signal is not None:
                     os._exit(128 + number)
@@ -250,7 +252,7 @@ async def _run(order: _Order, stop: _Stop) -> int:
     with unwrapped():
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as run:  # the watch goes on while the run is taken down: a second signal counts
-                tasks.start_soon(stop.watch, run)
+                await tasks.start(stop.watch, run)
                 status = await _bench(order)
             tasks.cancel_scope.cancel()
     if stop.signal is not None:

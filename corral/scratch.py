@@ -21,13 +21,12 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
     A process that is killed leaves its folders: the name holds its pid, and the next one to come removes them.
     """
     try:
-        folder = tempfile.TemporaryDirectory(prefix=f"corral-{os.getpid()}-", ignore_cleanup_errors=True)
+        _remove_left(Path(tempfile.gettempdir()))
+        return tempfile.TemporaryDirectory(prefix=f"corral-{os.getpid()}-", ignore_cleanup_errors=True)
     except OSError as error:
         raise ConfigError(
             f"no temporary folder can be made: {error}; set TMPDIR to a folder you can write to"
         ) from None
-    _remove_left(Path(folder.name).parent)
-    return folder
 
 
 def _remove_left(place: Path) -> None:

@@ -159,6 +159,32 @@ def test_while_a_command_is_imported(module: str, held: str, number: signal.Sign
     assert (run.returncode, errors) == (128 + number, f"corral: stopped by {number.name}\n")
 
 
+MAKES_A_FOLDER = """
+import os, runpy, signal, sys, tempfile
+make = tempfile.mkdtemp
+def stopped(*given, **named):
+    folder = make(*given, **named)
+    os.kill(os.getpid(), signal.SIGHUP)
+    return folder
+tempfile.mkdtemp = stopped
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+"""Runs a command that a signal meets when a temporary folder of its has just been made, and nothing holds it yet."""
+
+
+def test_while_it_makes_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "makes.py").write_text(MAKES_A_FOLDER)
+    (tmp_path / "builders.py").write_text(BUILDERS)
+    (tmp_path / "agents.py").write_text(AGENT)
+    (tmp_path / "temporary").mkdir()
+    given = "corral.pool --envs builders:asleep --agent agents:one_after_the_other --size 1 --session s"
+    run = start(["makes.py", *given.split()], tmp_path, TMPDIR=str(tmp_path / "temporary"))
+    _, errors = run.communicate(timeout=20)
+    assert run.returncode == 128 + signal.SIGHUP, errors
+    assert re.fullmatch("corral: stopped by SIGHUP.*\\n", errors)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 def test_a_signal_that_is_to_be_ignored_is(tmp_path: Path) -> None:
     """``nohup``: a run goes on when its terminal is closed."""
     (tmp_path / "quiet.py").write_text(

@@ -221,8 +221,14 @@ def _mark(process: psutil.Process) -> str | None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_the_program_ends_with_a_run_that_is_killed(anyio_backend: str, tmp_path: Path) -> None:
+async def test_the_program_ends_with_a_run_that_is_killed(
+    anyio_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = Path(__file__).parents[2]
+    left = tmp_path / "left"  # where no other run of these tests clears away what it finds
+    left.mkdir()
+    monkeypatch.setenv("TMPDIR", str(left))
+    monkeypatch.setattr(tempfile, "tempdir", str(left))
     (tmp_path / "run.py").write_text(RUN)
     run = subprocess.Popen(
         [sys.executable, str(tmp_path / "run.py"), str(tmp_path)], env={**os.environ, "PYTHONPATH": str(root)}
@@ -233,7 +239,6 @@ async def test_the_program_ends_with_a_run_that_is_killed(anyio_backend: str, tm
     run.wait()
     _, alive = psutil.wait_procs(programs, timeout=5)
     assert not alive
-    left = Path(tempfile.gettempdir())
     assert list(left.glob(f"corral-{run.pid}-*"))  # nobody was there to remove them, and the next one does
     with scratch_folder():
         assert not list(left.glob(f"corral-{run.pid}-*"))
