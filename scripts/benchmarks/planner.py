@@ -32,6 +32,8 @@ from corral.types import TaskTrialResult
 MOST_TASKS = 10_000
 MODELS = {"one": 8, "two": 16, "three": 24}
 AT_ONCE = 64
+TURN = 2_000
+"""Releases: some ten milliseconds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,66 +71,79 @@ def demands(task: int, model: str) -> dict[str, int]:
     return {GLOBAL: 1, **slot, model_resource(model): 1, task_resource(f"task-{task}"): 1}
 
 
-def filled(number: int, dice: random.Random) -> tuple[Planner, float]:
-    """A planner with so many waiting, and the CPU time that each took to be added."""
-    planner = Planner({GLOBAL: AT_ONCE, SLOT: 16} | {model_resource(name): limit for name, limit in MODELS.items()})
-    waiting = requests(number, dice)
-    for task in range(min(number, MOST_TASKS)):
-        planner.resize(task_resource(f"task-{task}"), 2)
-    gc.collect()
-    began = cpu_seconds()
-    for request in waiting:
-        planner.add(request)
-    return planner, (cpu_seconds() - began) / number
+class Simulation:
+    """A session of so many trials with its clock simulated: filled anew each time that half of them have ended."""
 
+    def __init__(self, number: int, seed: int) -> None:
+        self._number = number
+        self._dice = random.Random(seed)
+        self._planner = Planner({})
+        self._running: list[tuple[float, Any]] = []
+        """When trials end, and which."""
+        self._left = 0
+        """How many more may end before it is filled anew: so that many still wait at the end."""
+        self.added: list[float] = []
+        """The CPU time that each trial took to be added, by filling."""
 
-def simulate(planner: Planner, dice: random.Random, most: int) -> tuple[int, float]:
-    """Run at most so many trials to their end. How many ended, and the CPU time that it took, all in all.
+    def turn(self, releases: int) -> dict[str, float]:
+        """The CPU time and the looks of one of so many releases, with the admissions that follow.
 
-    What the simulation itself takes is in it, and the same at any number: one look at the clock for each release would
-    cost as much as a release does.
-    """
-    now, ended = 0.0, 0
-    running: list[tuple[float, Any]] = []
-    for request in planner.admit():
-        heapq.heappush(running, (dice.expovariate(1.0), request.key))
-    began = cpu_seconds()
-    while running and ended < most:
-        now, key = heapq.heappop(running)
-        planner.release(key)
-        ended += 1
-        for request in planner.admit():
-            heapq.heappush(running, (now + dice.expovariate(1.0), request.key))
-    return ended, cpu_seconds() - began
+        What the simulation itself takes is in it, and the same at any number: one look at the clock for each release
+        would cost as much as a release does.
+        """
+        ended, used, looks = 0, 0.0, 0
+        while ended < releases:
+            if self._left <= 0:
+                self._fill()
+            before = self._planner.evaluations
+            now = min(releases - ended, self._left)
+            used += self._run(now)
+            ended, self._left = ended + now, self._left - now
+            looks += self._planner.evaluations - before
+        return {"admission": used / ended, "looks": looks / ended}
 
+    def _fill(self) -> None:
+        tasks = min(self._number, MOST_TASKS)
+        limits = {GLOBAL: AT_ONCE, SLOT: 16} | {model_resource(name): limit for name, limit in MODELS.items()}
+        limits |= {task_resource(f"task-{task}"): 2 for task in range(tasks)}
+        waiting, self._planner = requests(self._number, self._dice), Planner(limits)
+        self._left = max(1, self._number // 2)
+        gc.collect()
+        began = cpu_seconds()
+        for request in waiting:
+            self._planner.add(request)
+        self.added.append((cpu_seconds() - began) / self._number)
+        self._running = [(self._dice.expovariate(1.0), each.key) for each in self._planner.admit()]
+        heapq.heapify(self._running)
 
-def one_round(number: int, releases: int, seed: int) -> dict[str, float]:
-    """Costs at a number of waiting trials; few are put before planners again and again, until enough have ended."""
-    dice = random.Random(seed)
-    ended, used, added = 0, 0.0, []
-    looks = 0
-    # So that many still wait at the end, no more than half are run.
-    most = max(1, min(releases, number // 2))
-    while ended < releases:
-        planner, cost = filled(number, dice)
-        before = planner.evaluations
-        more, seconds = simulate(planner, dice, min(most, releases - ended))
-        ended, used, looks = ended + more, used + seconds, looks + planner.evaluations - before
-        added.append(cost)
-    return {"admission": used / ended, "added": statistics.median(added), "looks": looks / ended}
+    def _run(self, releases: int) -> float:
+        planner, running, dice = self._planner, self._running, self._dice
+        began = cpu_seconds()
+        for _ in range(releases):
+            now, key = heapq.heappop(running)
+            planner.release(key)
+            for request in planner.admit():
+                heapq.heappush(running, (now + dice.expovariate(1.0), request.key))
+        return cpu_seconds() - began
 
 
 def measure_planner(report: Report, options: argparse.Namespace) -> None:
-    """One table: rounds of all numbers in turn."""
-    rounds: dict[int, list[dict[str, float]]] = {number: [] for number in options.waiting}
+    """One table. All numbers take turns, each too short for the machine to change its pace in between."""
+    turns: dict[int, list[dict[str, float]]] = {number: [] for number in options.waiting}
+    added: dict[int, list[float]] = {number: [] for number in options.waiting}
     for index in range(options.rounds):
-        for number in options.waiting:
-            progress(f"{number:,} waiting trials")
-            rounds[number].append(one_round(number, options.releases, index))
+        progress(f"round {index + 1} of {options.rounds}")
+        simulations = {number: Simulation(number, index) for number in options.waiting}
+        for _ in range(max(1, options.releases // TURN)):
+            for number, simulation in simulations.items():
+                turns[number].append(simulation.turn(min(TURN, options.releases)))
+        for number, simulation in simulations.items():
+            added[number] += simulation.added
     rows: list[dict[str, Any]] = []
-    for number, found in rounds.items():
+    for number, found in turns.items():
         figures = {name: statistics.median(each[name] for each in found) for name in found[0]}
-        rows.append({"waiting": number, "tasks": min(number, MOST_TASKS), **figures})
+        rows.append({"waiting": number, "tasks": min(number, MOST_TASKS), **figures,
+                     "added": statistics.median(added[number])})  # fmt: skip
     columns = {"waiting": "n", "tasks": "n", "admission": "s", "looks": "n", "added": "s"}
     title = f"The planner, {AT_ONCE} trials at once ({options.rounds} rounds of {options.releases} releases)"
     report.table(
