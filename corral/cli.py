@@ -20,7 +20,8 @@ from anyio.abc import TaskStatus
 
 from corral.agents.scripted import check_think_time
 from corral.errors import ConfigError, CorralError
-from corral.journal import Journal, check_session_id, new_session_id
+from corral.header import check_session_id, new_session_id
+from corral.journal import Journal
 from corral.named import NamedBuilder, load_named
 from corral.pool.config import WorkerPoolConfig, available_cpus
 from corral.pool.options import add_backend_options, backend_settings

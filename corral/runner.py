@@ -23,7 +23,7 @@ import anyio
 from corral.connection import connect, source_of
 from corral.crew import AgentFactory, Crew
 from corral.errors import ConfigError
-from corral.journal import new_session_id
+from corral.header import new_session_id
 from corral.plan import make_plan
 from corral.pool.entry import refuse_in_worker
 from corral.report.metrics import check_metrics

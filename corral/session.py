@@ -28,9 +28,10 @@ from corral.connection import Connection
 from corral.crew import Crew
 from corral.episode import Episode, Unreachable
 from corral.errors import AgentError, ConfigError, ErrorRecord, FailureKind, JournalError, ProtocolError
-from corral.journal import FILE_NAME, Header, Journal, Place, check_same, from_record, new_session_id
+from corral.header import Header, check_same, new_session_id
+from corral.journal import FILE_NAME, Journal, Place
 from corral.plan import Plan
-from corral.records import Record
+from corral.records import Record, from_record
 from corral.report.progress import Progress
 from corral.report.result import BenchmarkResult
 from corral.report.shelf import Shelf, ShelvingJournal, light_trial

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from corral.errors import ConfigError
-from corral.journal import check_session_id
+from corral.header import check_session_id
 from corral.pool.config import WorkerPoolConfig
 from corral.types import ConcurrencyConfig, Verbosity, check_count, check_flag, check_seconds, check_verbosity, shown
 

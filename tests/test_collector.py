@@ -17,7 +17,8 @@ from anyio.lowlevel import checkpoint
 
 from corral.collector import Collector
 from corral.errors import JournalError, ProtocolError
-from corral.journal import Header, Journal
+from corral.header import Header
+from corral.journal import Journal
 from corral.records import Line, Record
 from corral.types import TaskTrialResult, TrialKey
 

@@ -22,9 +22,9 @@ LAYERS: list[set[str]] = [
     {"errors", "lean", "shell"},
     {"types"},
     {
-        "arguments", "blame", "bodies", "calls", "counters", "data", "guard", "guests", "guide", "jobs", "listening",
-        "loop", "once", "plain", "process_state", "protocol", "recipe", "record_shapes", "records", "schema", "scratch",
-        "shapes", "tasks", "threads", "tools", "turns", "unwrap",
+        "arguments", "blame", "bodies", "calls", "counters", "data", "guard", "guests", "guide", "header", "jobs",
+        "listening", "loop", "once", "plain", "process_state", "protocol", "recipe", "record_shapes", "records",
+        "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap",
     },
     {"environment"},
     {"catalogue", "runtime", "source"},

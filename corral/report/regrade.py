@@ -33,7 +33,8 @@ from corral.crew import Crew
 from corral.environment import Environment
 from corral.episode import Episode, Links
 from corral.errors import ConfigError, ProtocolError
-from corral.journal import Header, Journal
+from corral.header import Header
+from corral.journal import Journal
 from corral.pool.config import available_cpus
 from corral.records import known_fields
 from corral.report.progress import Progress, choose

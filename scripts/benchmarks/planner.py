@@ -24,7 +24,8 @@ import anyio
 from benchmarks.measuring import count, cpu_seconds
 from benchmarks.report import Report, progress
 from corral.collector import Collector
-from corral.journal import Header, Journal
+from corral.header import Header
+from corral.journal import Journal
 from corral.planner import GLOBAL, SLOT, Planner, Request, model_resource, task_resource
 from corral.scratch import scratch_folder
 from corral.types import TaskTrialResult

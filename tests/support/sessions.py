@@ -9,7 +9,8 @@ from typing import Any
 
 from corral import records
 from corral.errors import FailureKind
-from corral.journal import FILE_NAME, Header, Journal
+from corral.header import Header
+from corral.journal import FILE_NAME, Journal
 from corral.records import line_of, to_record
 from corral.report import BenchmarkResult
 from corral.report.sessions import open_session
