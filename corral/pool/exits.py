@@ -11,6 +11,8 @@ Guarantees
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import anyio
 
 PATIENCE = 0.05
@@ -22,12 +24,12 @@ class Exits:
 
     def __init__(self, most: int) -> None:
         """``most``: how many go at once."""
-        self._room = anyio.Semaphore(most)
+        self._room = anyio.Semaphore(most, fast_acquire=True)
         self._going: set[anyio.Event] = set()
 
     async def turn(self, ended: anyio.Event) -> None:
         """Wait until one may end that has not ``ended`` by itself. ``has_gone`` is to follow, with the same event."""
-        with anyio.move_on_after(PATIENCE):
+        with anyio.move_on_after(PATIENCE) if self._room.value == 0 else nullcontext():
             await self._room.acquire()
             if ended.is_set():
                 self._room.release()

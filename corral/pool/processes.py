@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from pathlib import Path
 
 import anyio
 import psutil
@@ -12,7 +13,10 @@ import psutil
 PATIENCE = 5.0
 """Seconds to wait for a killed process."""
 _PROCESSORS = os.cpu_count() or 1
-_NOT_THERE = (None, psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+_HAS_PROC = Path("/proc/self/stat").exists()
+_STOPPED = ("T", psutil.STATUS_STOPPED)
+_NOT_THERE = (None, *_STOPPED, "t", psutil.STATUS_TRACING_STOP, "Z", psutil.STATUS_ZOMBIE, "X", psutil.STATUS_DEAD)
+"""In the letters of Linux, and in psutil's words."""
 
 
 def find_process(pid: int) -> psutil.Process | None:
@@ -25,7 +29,7 @@ def find_process(pid: int) -> psutil.Process | None:
 
 def is_stopped(pid: int) -> bool:
     """Whether the process was stopped (SIGSTOP) and so does nothing."""
-    return _status(pid) == psutil.STATUS_STOPPED
+    return _status(pid) in _STOPPED
 
 
 def is_there(pid: int) -> bool:
@@ -34,7 +38,12 @@ def is_there(pid: int) -> bool:
 
 
 def _status(pid: int) -> str | None:
-    """One of psutil's words; None if there is no such process."""
+    """What a process is at; None if there is none. Looked at for each trial: psutil reads twice, and all there is."""
+    if _HAS_PROC:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split(maxsplit=1)[0]
+        except OSError:
+            return None
     try:
         return str(psutil.Process(pid).status())
     except psutil.Error:

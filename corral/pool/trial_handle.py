@@ -164,32 +164,31 @@ class TrialProcess:
     async def finish(self, patience: float = FINISH_PATIENCE) -> None:
         """Let it close its trials and end; kill it if it does not, within ``patience`` seconds."""
         channel = self.visitor.channel
-        with anyio.CancelScope(shield=True):
-            if self.alive and channel is not None and not self._asking:  # with a call in flight it would not listen
-                with anyio.move_on_after(patience) as limit:
-                    try:
-                        await channel.send(Finish())
-                    except anyio.EndOfStream:  # it may just have ended by itself, and is about to be reported
-                        limit.deadline = anyio.current_time() + REPORT_PATIENCE
-                    await self.ended.wait()
-            await self.kill()
+        if self.alive and channel is not None and not self._asking:  # with a call in flight it would not listen
+            with anyio.move_on_after(patience, shield=True) as limit:
+                try:
+                    await channel.send(Finish())
+                except anyio.EndOfStream:  # it may just have ended by itself, and is about to be reported
+                    limit.deadline = anyio.current_time() + REPORT_PATIENCE
+                await self.ended.wait()
+        await self.kill()
 
     async def kill(self, doom: TrialError | None = None, *, last_words: bool = False) -> None:
         """Kill it and wait until nothing of it is left.
 
         ``doom`` becomes the reason that its requests raise. With ``last_words`` it first writes where it hangs.
         """
-        with anyio.CancelScope(shield=True):
-            if not self.ended.is_set():
+        if not self.ended.is_set():
+            with anyio.CancelScope(shield=True):
                 self.doom, self._killing = self.doom or doom, True
                 if last_words:
                     await self._ask_for_last_words()
                 self.signal(signal.SIGKILL)
                 with anyio.move_on_after(KILL_PATIENCE):
                     await self.ended.wait()
-            if not self.ended.is_set():
-                await self._worker.kill()
-            self._close()
+                if not self.ended.is_set():
+                    await self._worker.kill()
+        self._close()
 
     async def _ask_for_last_words(self) -> None:
         with anyio.move_on_after(LAST_WORDS):

@@ -280,8 +280,9 @@ class Worker:
         """Wait for one that was ordered; False if this worker is gone. EnvStartError if it could not be made."""
         visitor = process.visitor
         try:
-            with anyio.fail_after(self._patience):  # a new interpreter may still have to load
-                await self._brought(visitor.arrived, process)
+            if not visitor.arrived.is_set():
+                with anyio.fail_after(self._patience):  # a new interpreter may still have to load
+                    await self._brought(visitor.arrived, process)
         except TimeoutError:
             raise await (self._slow_birth(process) if process.pid else self._slow_start()) from None
         except BaseException:
