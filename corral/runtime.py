@@ -211,11 +211,12 @@ class TrialRuntime:
         spec = self.spec
         with failing_as(EnvStartError, f"the constructor of task {spec.task_id!r}"):
             env = prototype.new_instance(spec.seed)
-        env.state.task_id = env.task_id
-        env.state.trial_id = str(self.key)
-        env.state.workspace = self.workspace
-        env.state.tool_calls = list(spec.tool_calls)
-        env.attach_jobs(self._jobs)
+        with failing_as(EnvStartError, f"opening a trial of task {spec.task_id!r}"):
+            env.state.task_id = env.task_id
+            env.state.trial_id = str(self.key)
+            env.state.workspace = self.workspace
+            env.state.tool_calls = list(spec.tool_calls)
+            env.attach_jobs(self._jobs)
         with failing_as(EnvStartError, f"the inputs of task {spec.task_id!r}"):
             env.take_outputs(spec.outputs)
         if env.definition is not None and env.definition.setup_fn is not None:

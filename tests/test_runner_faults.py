@@ -19,6 +19,7 @@ import pytest
 from corral import BenchmarkResult, CorralRunner, Environment, TrialContext, tool
 from corral.agents import AgentRunResult, BaseAgent, ScriptedAgent, ToolFailed
 from corral.errors import FailureKind, InfrastructureError, TrialError
+from corral.jobs import Jobs
 from corral.report import stable_bytes
 from tests.support.benches import Bench, Mode, bench, benches, code, runner, sole
 from tests.support.pool_waiting import lives
@@ -264,16 +265,24 @@ class Escaping(Bench):
         if (self.task_id, self.place) == ("a", place):
             raise ESCAPES[self.error]()
 
+    def attach_jobs(self, jobs: Jobs) -> None:
+        self.escape("jobs")
+        super().attach_jobs(jobs)
+
     def get_task_prompt(self) -> str:
         self.escape("prompt")
         return "prompt"
+
+    def hidden_arguments(self) -> dict[str, Any]:
+        self.escape("hidden")
+        return {"secret": 1}
 
     def configure_additional_apps(self) -> str:
         self.escape("configure")
         return ""
 
-    @tool
-    def work(self) -> None:
+    @tool(hidden=("secret",))
+    def work(self, secret: int) -> None:
         """Work."""
         self.escape("tool")
 
@@ -288,7 +297,15 @@ class Escaping(Bench):
 @pytest.mark.parametrize("error", ESCAPES)
 @pytest.mark.parametrize(
     ("place", "failure"),
-    [("prompt", "env_start"), ("configure", "env_start"), ("tool", None), ("score", "scoring"), ("close", None)],
+    [
+        ("jobs", "env_start"),
+        ("prompt", "env_start"),
+        ("hidden", None),
+        ("configure", "env_start"),
+        ("tool", None),
+        ("score", "scoring"),
+        ("close", None),
+    ],
 )
 @WHERE
 def test_what_is_no_exception_concerns_its_own_trial_only_too(
