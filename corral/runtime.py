@@ -88,7 +88,8 @@ class TrialRuntime:
             if own_process:
                 self._process = Owned(spec.seed, self.workspace)
             with self._process.during_call():
-                self._env = self._start(environment)
+                self._env = self._make(environment)  # kept before its set-up: if that fails, it is closed all the same
+                self._set_up(self._env)
         except BaseException:
             self.close()
             raise
@@ -207,10 +208,12 @@ class TrialRuntime:
 
     # Starting.
 
-    def _start(self, prototype: Environment) -> Environment:
+    def _make(self, prototype: Environment) -> Environment:
+        with failing_as(EnvStartError, f"the constructor of task {self.spec.task_id!r}"):
+            return prototype.new_instance(self.spec.seed)
+
+    def _set_up(self, env: Environment) -> None:
         spec = self.spec
-        with failing_as(EnvStartError, f"the constructor of task {spec.task_id!r}"):
-            env = prototype.new_instance(spec.seed)
         with failing_as(EnvStartError, f"opening a trial of task {spec.task_id!r}"):
             env.state.task_id = env.task_id
             env.state.trial_id = str(self.key)
@@ -220,11 +223,8 @@ class TrialRuntime:
         with failing_as(EnvStartError, f"the inputs of task {spec.task_id!r}"):
             env.take_outputs(spec.outputs)
         if env.definition is not None and env.definition.setup_fn is not None:
-            # Kept before set-up: an environment that was made is closed, even if its set-up fails.
-            self._env = env
             with failing_as(EnvStartError, f"setup_fn of task {spec.task_id!r}"):
                 env.definition.setup_fn(env)
-        return env
 
     # Calls. The lock is held from here on.
 

@@ -391,10 +391,15 @@ def test_set_up_sees_inputs_and_workspace(root: Path) -> None:
         TrialRuntime(env, spec(task_id="b"), root)
 
 
-def test_a_set_up_that_fails_leaves_nothing_and_closes(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [(define(name="lab/1", setup_fn=lambda env: 1 / 0), "setup_fn of task 'lab/1' failed: ZeroDivisionError"),
+     (define(name="lab/1", input_map={"x": InputRef("a")}), "the inputs of task 'lab/1' failed")],
+)  # fmt: skip
+def test_a_set_up_that_fails_leaves_nothing_and_closes(root: Path, task: TaskDefinition, what: str) -> None:
     Lab.closed.clear()
-    env = build_environments([define(name="lab/1", setup_fn=lambda env: 1 / 0)], env_cls=Lab)["lab/1"]
-    with pytest.raises(EnvStartError, match="setup_fn of task 'lab/1' failed: ZeroDivisionError"):
+    env = build_environments([task, define(name="a")], env_cls=Lab)["lab/1"]
+    with pytest.raises(EnvStartError, match=what):
         TrialRuntime(env, spec(), root)
     assert Lab.closed == ["lab/1#0"]
     assert list(root.iterdir()) == []
