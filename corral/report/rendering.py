@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from io import StringIO
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -19,9 +20,13 @@ from corral.plain import plain
 from corral.report.comparison import Comparison
 from corral.report.intervals import Difference, Estimate
 from corral.report.metrics import Bounds
-from corral.report.result import BenchmarkResult, TaskTrialResults
 from corral.report.text import count, duration, figure, kinds, printable, shortened
 
+if TYPE_CHECKING:
+    from corral.report.result import BenchmarkResult, TaskTrialResults
+
+WIDTH = 100
+"""Characters of a line where nobody says how many there are."""
 CAUSE_LIMIT = 400
 """Characters shown of the first cause of an incomplete run; the report holds all of it."""
 
@@ -29,6 +34,20 @@ CAUSE_LIMIT = 400
 def print_result(result: BenchmarkResult, console: Console) -> None:
     """Print the tables and the summary of ``result``."""
     _print(summary(result), console)
+
+
+def as_text(result: BenchmarkResult) -> str:
+    """The same as plain text."""
+    console = Console(file=(file := StringIO()), width=WIDTH, force_terminal=False, force_jupyter=False)
+    print_result(result, console)
+    return file.getvalue().rstrip("\n")
+
+
+def as_html(result: BenchmarkResult) -> str:
+    """The same for a notebook, coloured as on a terminal."""
+    console = Console(file=StringIO(), width=WIDTH, record=True, force_terminal=True, force_jupyter=False)
+    _print_parts(summary(result), console)
+    return console.export_html(inline_styles=True, code_format='<pre style="line-height: 1.3">{code}</pre>')
 
 
 def _print(parts: Sequence[RenderableType], console: Console) -> None:

@@ -37,12 +37,12 @@ def _as_it_is(trial: TaskTrialResult) -> TaskTrialResult:
     return trial
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class BenchmarkResult:
-    """The result of a run."""
+    """The result of a run. As text, and in a notebook, it is the tables that a run ends with on a terminal."""
 
     session_id: str
-    task_results: dict[str, TaskTrialResults] = field(repr=False)
+    task_results: dict[str, TaskTrialResults]
     """By task id, in the order of the plan."""
     trials_per_task: int = 1
     k_values: tuple[int, ...] = (1,)
@@ -62,7 +62,7 @@ class BenchmarkResult:
     metrics: tuple[Metric, ...] = ()
     """Figures of the user's own."""
     created: datetime = field(default_factory=lambda: datetime.now().astimezone())
-    whole: Callable[[TaskTrialResult], TaskTrialResult] = field(default=_as_it_is, repr=False)
+    whole: Callable[[TaskTrialResult], TaskTrialResult] = _as_it_is
     """Gives a trial with all that was recorded of it: results that were read from a journal leave most of it there."""
 
     def __post_init__(self) -> None:
@@ -72,6 +72,21 @@ class BenchmarkResult:
             task_id: task if task.planned else replace(task, planned=self.trials_per_task)
             for task_id, task in self.task_results.items()
         }
+
+    def __repr__(self) -> str:
+        coverage = self.coverage
+        graded = f"{coverage.graded} of {coverage.planned} trials graded"
+        return f"<BenchmarkResult {self.session_id!r}: {graded}, average score {self.average_score():.3f}>"
+
+    def __str__(self) -> str:
+        from corral.report.rendering import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from corral.report.rendering import as_html
+
+        return as_html(self)
 
     @classmethod
     def collect(

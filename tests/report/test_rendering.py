@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -165,3 +166,15 @@ def test_texts() -> None:
     assert [duration(s) for s in (0.123, 34.5, 754)] == ["0.12 s", "34.5 s", "12:34"]
     assert [rate(r) for r in (12.34, 0.5, 0.001)] == ["12.3/s", "30.0/min", "3.6/h"]
     assert [figure(v) for v in (1, 0.12345, None, float("nan"), True)] == ["1.000", "0.123", "-", "-", "-"]
+
+
+def test_a_result_shows_itself() -> None:
+    """In a script, in an interactive session and in a notebook."""
+    result = BenchmarkResult.collect("s", ["<b>"], [graded("<b>", 0)], trials_per_task=2)
+    assert repr(result) == "<BenchmarkResult 's': 1 of 2 trials graded, average score 0.500>"
+    assert str(result) == plain_rendered(result, 100).rstrip("\n")
+    page = result._repr_html_()
+    assert page.startswith("<pre")
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert re.search(r"<span style=\"[^\"]*color: #808000[^\"]*\">cancelled 1", page)
