@@ -59,6 +59,8 @@ class TrialProcess:
         """Why it was killed, where its requests are to say so."""
         self._killing = False
         self._asking = False
+        self._leaving = False
+        """Whether it ends by itself now: its last trial was closed."""
         self.unheard = False
         """Whether it was gone before it had read its last request, and so did nothing for it."""
         self.log_start = 0
@@ -76,9 +78,12 @@ class TrialProcess:
 
     async def request(self, message: Message, phase: str) -> Any:
         """Send a request and wait for its answer; ``phase`` says in words what it does."""
-        if type(message) is Close and message.last and not self.ended.is_set():
+        is_last = type(message) is Close and message.last
+        if is_last and not self.ended.is_set():
             await self._worker.exits.turn(self.ended)
-        return await result_of(self.ask(message, phase))
+        value = await result_of(self.ask(message, phase))
+        self._leaving = is_last
+        return value
 
     def ask(self, message: Message, phase: str) -> Asked:
         """Send a request: Done, if it is answered at once, else what waits for its answer, to be awaited next."""
@@ -167,7 +172,8 @@ class TrialProcess:
         if self.alive and channel is not None and not self._asking:  # with a call in flight it would not listen
             with anyio.move_on_after(patience, shield=True) as limit:
                 try:
-                    await channel.send(Finish())
+                    if not self._leaving:
+                        await channel.send(Finish())
                 except anyio.EndOfStream:  # it may just have ended by itself, and is about to be reported
                     limit.deadline = anyio.current_time() + REPORT_PATIENCE
                 await self.ended.wait()

@@ -12,7 +12,7 @@ import pytest
 
 from corral.errors import WorkerDied
 from corral.pool import WorkerPool, ahead
-from corral.pool.processes import is_there
+from corral.pool.processes import find_process, is_there
 from corral.types import Action
 from tests.support import pool_envs
 from tests.support.pool_driving import once, opened, pool, python, respond
@@ -25,13 +25,12 @@ PID = "import os; result = os.getpid()"
 
 async def waiting(workers: WorkerPool) -> int:
     """The pid of the process that waits on the only slot, once it is there."""
-    (slot,) = workers.statistics().workers
-    assert slot.pid is not None
-    worker = psutil.Process(slot.pid)
 
     def others() -> list[int]:
-        serving = workers.statistics().workers[0].trial_pid
-        return [child.pid for child in worker.children() if child.pid != serving and child.status() != "zombie"]
+        (slot,) = workers.statistics().workers
+        worker = find_process(slot.pid or 0)
+        below = worker.children() if worker is not None else []
+        return [child.pid for child in below if child.pid != slot.trial_pid and lives(child.pid)]
 
     (pid,) = await eventually(others)
     await anyio.sleep(0)
