@@ -24,7 +24,7 @@ else:
         """As ``dataclasses.dataclass``."""
         if cls is None:
             return lambda cls: dataclass(cls, frozen=frozen, slots=slots, eq=eq)
-        methods = {"__init__": _Init(frozen), "__repr__": _repr}
+        methods = {"__init__": _Init(cls, frozen), "__repr__": _repr}
         if eq:
             methods |= {"__eq__": _eq, "__hash__": _hash if frozen else None}
         if frozen:
@@ -42,13 +42,17 @@ else:
 class _Init:
     """``__init__``, until it is first looked up."""
 
-    def __init__(self, frozen: bool) -> None:
+    def __init__(self, cls: type, frozen: bool) -> None:
+        self._cls = cls
         self._frozen = frozen
 
+    def __set_name__(self, cls: type, name: str) -> None:
+        self._cls = cls  # slots are given to a class by making it anew
+
     def __get__(self, instance: Any, owner: type) -> Any:
-        cls = next(base for base in owner.__mro__ if base.__dict__.get("__init__") is self)
-        init = _compile_init(cls, frozen=self._frozen)
-        cls.__init__ = init  # type: ignore[misc]
+        # The class is not asked of ``owner``: to ``inspect`` the class is the instance, since Python 3.13.
+        init = _compile_init(self._cls, frozen=self._frozen)
+        self._cls.__init__ = init  # type: ignore[misc]
         return init.__get__(instance, owner)
 
 

@@ -6,6 +6,7 @@ import copy
 import types
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import WRAPPER_ASSIGNMENTS
 from typing import Any
 
 from corral.lean import dataclass
@@ -86,8 +87,8 @@ def _rebound(function: Any, old: object, new: object, done: dict[int, Any]) -> A
     )
     made.__kwdefaults__ = function.__kwdefaults__
     made.__dict__.update(function.__dict__)
-    made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
-    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
+    for name in WRAPPER_ASSIGNMENTS:  # what a function of this Python has besides
+        setattr(made, name, getattr(function, name))
     done[id(function)] = made
     return made
 

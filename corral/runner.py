@@ -93,7 +93,8 @@ class CorralRunner:
 
         Raises RuntimeError inside a running event loop: await ``abench`` there.
         """
-        arguments = {name: value for name, value in locals().items() if name != "self"}
+        arguments = dict(locals())  # a copy: a debugger that looks at the frame adds to the original
+        del arguments["self"]
         refuse_in_worker("a run was")
         if _in_event_loop():
             raise RuntimeError("bench() was called in a running event loop: use `await runner.abench(...)` there")

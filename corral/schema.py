@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from corral.errors import ConfigError
@@ -35,13 +35,19 @@ def evaluate(annotation: str, function: Any, namespace: Mapping[str, Any]) -> An
     function = inspect.unwrap(function)
     function = function if isinstance(function, types.FunctionType) else type(function).__call__
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-    local = dict(namespace)
+    local = {**_by_name(namespace.get("__type_params__", ())), **namespace}
     for name, cell in cells:
         try:
             local[name] = cell.cell_contents
         except ValueError:
             continue
+    local |= _by_name(getattr(function, "__type_params__", ()))
     return eval(annotation, function.__globals__, local)
+
+
+def _by_name(type_parameters: Iterable[Any]) -> dict[str, Any]:
+    """Those of ``class Lab[T]`` and ``def take[T]`` (Python 3.12): no scope that is left then holds them."""
+    return {parameter.__name__: parameter for parameter in type_parameters}
 
 
 def first_paragraph(text: str) -> str:

@@ -8,8 +8,9 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import WRAPPER_ASSIGNMENTS
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import pytest
@@ -280,12 +281,19 @@ def test_a_tool_closed_over_self_is_moved_with_a_copied_prototype() -> None:
             super().__init__("t")
 
             def who() -> Any:
+                """Who it is."""
                 return self
 
+            name, kind = "__type_params__", TypeVar("T")  # as of ``def who[T]()``
+            setattr(who, name, (kind,))
             self.add_tool(who)
 
-    made = OnceClosed().new_instance()
-    assert made.get_tools()["who"].run({}) is made
+    prototype = OnceClosed()
+    made = prototype.new_instance()
+    before, after = prototype.get_tools()["who"], made.get_tools()["who"]
+    assert after.run({}) is made
+    for name in (*WRAPPER_ASSIGNMENTS, "__type_params__"):
+        assert getattr(after.function, name) == getattr(before.function, name)
 
 
 def test_arguments_that_are_one_object_stay_one() -> None:

@@ -119,6 +119,23 @@ def test_a_standard_dataclass_may_inherit() -> None:
     assert repr(Derived(1)) == "Derived(x=1, y=0)"
 
 
+@pytest.mark.parametrize("early", variants(lean.dataclass))
+def test_it_has_a_signature_before_the_first_call(early: Any) -> None:
+    class Heir(early):  # type: ignore[misc]
+        """Has the constructor of another."""
+
+    assert [list(inspect.signature(cls).parameters) for cls in (Heir, early)] == [["x", "y", "tags"]] * 2
+    assert Heir(1).x == early(1).x == 1
+
+
+def test_a_class_without_a_docstring_is_given_one() -> None:
+    @lean.dataclass
+    class Silent:
+        x: int
+
+    assert Silent.__doc__ == "Silent(x)"
+
+
 def test_the_first_call_compiles_and_later_ones_are_plain() -> None:
     @lean.dataclass
     class Late:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,21 @@ def test_a_selection_without_a_parent(tmp_path: Path) -> None:
 async def test_bench_in_a_running_loop(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"bench\(\) was called in a running event loop: use `await runner.abench"):
         bench(nothing_starts, answer, tmp_path)
+
+
+def test_bench_under_a_debugger(tmp_path: Path) -> None:
+    """Its view of a frame's variables may be the frame's own."""
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        return trace if frame.f_locals is not None and "bench" in frame.f_code.co_name else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        made = bench(benches(a="thread"), answer, tmp_path)
+    finally:
+        sys.settrace(before)
+    assert made.coverage.graded == 1
 
 
 # ---- agents ----

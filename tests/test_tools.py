@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional, TypeVar
 
 import cloudpickle
 import pytest
@@ -187,6 +187,21 @@ def test_types_defined_inside_a_function_are_found() -> None:
         return local.n
 
     assert take.run(take.validate({"local": {"n": 4}, "many": []})) == 4
+
+
+def test_type_parameters_are_found() -> None:
+    """As of ``class Lab[U]: def take[T: int](x: T, y: U)``, which Python 3.11 cannot read."""
+
+    def take(x: Any, xs: Any, y: Any) -> Any:
+        return x, xs, y
+
+    declared = {"__annotations__": {"x": "T", "xs": "list[T]", "y": "U"}, "__type_params__": (TypeVar("T", bound=int),)}
+    for name, value in declared.items():
+        setattr(take, name, value)
+    taken = Tool(take, namespace={"__type_params__": (TypeVar("U", bound=str),)})
+    kinds = [schema["type"] for schema in taken.schema()["function"]["parameters"]["properties"].values()]
+    assert kinds == ["integer", "array", "string"]
+    assert taken.validate({"x": 1, "xs": ["2"], "y": "z"}) == {"x": 1, "xs": [2], "y": "z"}
 
 
 def test_a_type_that_cannot_be_found_is_named() -> None:

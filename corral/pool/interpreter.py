@@ -32,7 +32,7 @@ from anyio.abc import Process
 
 from corral.pool.entry import enter
 from corral.pool.messages import HostSpec
-from corral.pool.native_threads import limited_environment
+from corral.pool.worker_environment import worker_environment
 
 
 class _NoMainScript:
@@ -92,7 +92,7 @@ class Interpreter:
             self.log_start = log.tell()
             if self._program is not None:
                 command = [sys.executable, "-u", "-c", self._program]
-            given = {**streams, "stderr": log, "env": limited_environment(), "start_new_session": True}
+            given = {**streams, "stderr": log, "env": worker_environment(), "start_new_session": True}
             process = self._process = _Killable(await anyio.open_process(command, **given))
         self.pid = process.pid
         return process

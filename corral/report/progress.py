@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast, runtime_checkable
 
 from corral.errors import ConfigError
 from corral.report.tally import Clock, Running, Silent, Tally
@@ -76,6 +76,10 @@ class Progress(Protocol):
 
     def finished(self) -> None:
         """The run is over, in whatever way."""
+
+
+_HEARD = tuple(name for name in vars(Progress) if not name.startswith("_"))
+# Asked for one by one: to isinstance, from Python 3.12 on, an object that passes on what it hears has no methods.
 
 
 class LineProgress(Tally):
@@ -219,8 +223,8 @@ def choose(
         return LineProgress(stream) if progress else LineProgress(stream, every=CALM_SECONDS, patient=True)
     if isinstance(progress, type):
         raise ConfigError(f"progress must be an object, not the class {progress.__qualname__}: call it first")
-    if isinstance(progress, Progress):
-        return progress
+    if all(callable(getattr(progress, name, None)) for name in _HEARD):
+        return cast("Progress", progress)
     if not callable(progress):
         raise ConfigError(f"progress must be None, True, False, a function or a Progress, not {shown(progress)}")
     if inspect.iscoroutinefunction(progress) or inspect.iscoroutinefunction(type(progress).__call__):

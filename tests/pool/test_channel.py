@@ -170,16 +170,20 @@ async def test_a_path_too_long_for_a_socket_falls_back_to_loopback(tmp_path: Pat
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="Unix sockets are not to be had")
-async def test_the_socket_is_a_file_where_the_path_allows(tmp_path: Path) -> None:
-    async with open_listener(tmp_path) as listener:
+async def test_the_socket_is_a_file_where_the_path_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a short path, wherever temporary folders are
+    async with open_listener(Path()) as listener:
         address = listener.expect().ticket.address
         assert isinstance(address, str)
         assert stat.S_ISSOCK(os.stat(address).st_mode)
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="Unix sockets are not to be had")
-async def test_a_folder_that_was_removed_is_made_anew_for_the_next_visitor(tmp_path: Path) -> None:
-    folder = tmp_path / "private"
+async def test_a_folder_that_was_removed_is_made_anew_for_the_next_visitor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("private")
     folder.mkdir(mode=0o700)
     async with open_listener(folder) as listener:
         await let_in(listener, listener.expect())

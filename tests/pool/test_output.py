@@ -73,6 +73,22 @@ async def test_a_crash_leaves_its_python_stack_in_the_output(fresh: str) -> None
     assert "read_null" in caught.value.output
 
 
+async def test_a_traceback_has_no_colours_though_they_are_asked_for(
+    fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHON_COLORS", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    fail = """
+        import os, threading
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start(); thread.join(); os._exit(1)
+    """
+    with pytest.raises(WorkerDied) as caught:
+        async with pool(fresh=fresh) as workers:
+            await once(workers, fail)
+    assert "ZeroDivisionError: division by zero" in caught.value.output
+
+
 async def test_output_that_is_no_text_does_no_harm() -> None:
     with pytest.raises(WorkerDied) as caught:
         async with pool() as workers:

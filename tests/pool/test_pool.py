@@ -17,7 +17,7 @@ import pytest
 
 from corral.errors import ConfigError, NotFound, TrialError
 from corral.pool import WorkerPool, WorkerPoolConfig
-from corral.pool.native_threads import NATIVE_THREADS
+from corral.pool.worker_environment import NATIVE_THREADS
 from corral.types import Action, TaskTrialResult
 from tests.support import pool_envs
 from tests.support.pool_driving import once, opened, pool, python

@@ -451,6 +451,14 @@ class TestChoose:
         assert type(choose(print)) is Callback
         assert type(choose(functools.partial(print, "x"))) is Callback
 
+    def test_an_object_that_passes_on_what_it_hears(self) -> None:
+        class Relay:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(Silent(), name)
+
+        mine = Relay()
+        assert choose(mine) is mine
+
     @pytest.mark.parametrize("bad", ["yes", 1.5, Silent])
     def test_anything_else_is_refused(self, bad: Any) -> None:
         with pytest.raises(ConfigError, match="progress must be"):

@@ -1,4 +1,4 @@
-"""SUPERVISOR SIDE. One native thread for each new interpreter, unless the user's environment says otherwise."""
+"""SUPERVISOR SIDE. What the environment of a new interpreter says besides what the user's does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ NATIVE_THREADS = (
 and a worker with more than one thread cannot be forked soundly."""
 
 
-def limited_environment() -> dict[str, str]:
+PLAIN = {"PYTHON_COLORS": "0"}
+"""What a worker prints goes to its log, and from there to records: Python's tracebacks have no colours there, though
+FORCE_COLOR may ask for some. From Python 3.13 on."""
+
+
+def worker_environment() -> dict[str, str]:
     """The environment of a new worker. Set from its spawn on: its first import may load native libraries."""
-    return {**dict.fromkeys(NATIVE_THREADS, "1"), **os.environ}
+    return {**dict.fromkeys(NATIVE_THREADS, "1"), **PLAIN, **os.environ}
