@@ -20,6 +20,7 @@ import anyio
 
 from corral.agents.base import AgentRunResult
 from corral.blame import blame, blame_agent, too_slow
+from corral.call_history import CallHistory
 from corral.connection import Connection
 from corral.crew import Crew, runs_on_loop
 from corral.errors import (
@@ -45,7 +46,6 @@ from corral.types import (
     Attempt,
     TaskTrialResult,
     Timings,
-    ToolCall,
     TrialContext,
     TrialKey,
     WorkerRef,
@@ -85,7 +85,7 @@ class _Course:
     error: TrialError | None = None
     phase: str = "waiting for a place"
     worker: WorkerRef | None = None
-    calls: list[ToolCall] = field(default_factory=list)
+    history: CallHistory = field(default_factory=CallHistory)
     state: dict[str, Any] = field(default_factory=dict)
     closed: dict[str, Any] = field(default_factory=dict)
     marks: dict[str, float] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class TrialDriver:
                 self._tell_place(key)
             trial = self._watched(course) if course.phase == "agent" else None
             if trial is not None:
-                made = len(trial.calls)
+                made = trial.history.made
                 busy = f"{trial.phase} (call {made + 1})" if trial.calling else f"agent (after call {made})"
                 self._progress.phase(key, busy if made or trial.calling else "agent")
 
@@ -316,7 +316,7 @@ class TrialDriver:
     async def _close(self, course: _Course) -> None:
         course.mark("close")
         if (trial := self._watched(course)) is not None:
-            course.calls, course.worker = list(trial.calls), trial.worker
+            course.history, course.worker = trial.history, trial.worker
             if trial.phase != "set-up":
                 course.phase = trial.phase
         patience = max(CLOSE_PATIENCE, self._settings.close_timeout + CLOSE_PATIENCE / 2)
@@ -354,8 +354,8 @@ class TrialDriver:
         )
 
     def _unscored(self, job: Job, course: _Course) -> TaskTrialResult:
-        state = course.state or {"task_id": job.key.task_id, "tool_calls": course.calls}
-        statistics = _count_calls(course.calls)
+        state = course.state or {"task_id": job.key.task_id, "tool_calls": list(course.history.kept)}
+        statistics = course.history.statistics
         if course.error is not None:
             if course.run is not None and course.error.kind is FailureKind.SCORING:
                 state = {**state, "submitted_answer": course.run.answer}  # it can be scored again
@@ -377,15 +377,6 @@ def _copied(agent: Any, name: str, kind: type) -> Any:
         return kind(value or ())
     except Exception:
         return value
-
-
-def _count_calls(calls: list[ToolCall]) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = {}
-    for call in calls:
-        entry = counts.setdefault(call.tool, {"calls": 0, "errors": 0})
-        entry["calls"] += 1
-        entry["errors"] += not call.success
-    return counts
 
 
 def _evidence(number: int, course: _Course) -> Attempt:

@@ -210,15 +210,16 @@ async def _history(visit: Visit) -> Any:
     return {
         "phase": trial.phase,
         "running": len(trial.calling),
-        "calls": len(trial.calls),
+        "calls": trial.history.made,
         "fault": to_problem(trial.fault)[1] if trial.fault is not None else None,
         "result": to_record(trial.result) if trial.result is not None else None,
     }
 
 
 async def _calls(visit: Visit) -> Any:
-    trial = visit.front.find(visit.params["trial_id"])
-    return {"calls": [{name: getattr(call, name) for name in _CALL} for call in trial.calls]}
+    history = visit.front.find(visit.params["trial_id"]).history
+    calls = [{name: getattr(call, name) for name in _CALL} for call in history.kept]
+    return {"calls": calls, "statistics": history.statistics}
 
 
 async def _close_episode(visit: Visit) -> Any:

@@ -189,7 +189,7 @@ class AsyncCorralRouter(Bound):
             return
         bound = self.for_trial(trial_runtime_id, seen.task_id)
         if seen.reviewed(await bound._send(bound.place.history())):
-            seen.calls = await bound._send(bound.place.seen_calls())
+            seen.history = await bound._send(bound.place.seen_calls())
 
     async def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
         """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds"}``."""
@@ -358,7 +358,7 @@ class CorralRouter(Bound):
             return
         bound = self.for_trial(trial_runtime_id, seen.task_id)
         if seen.reviewed(bound._send(bound.place.history())):
-            seen.calls = bound._send(bound.place.seen_calls())
+            seen.history = bound._send(bound.place.seen_calls())
 
     def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
         """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds"}``."""

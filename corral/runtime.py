@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from corral.call_history import Statistics, count
 from corral.catalogue import describe, failing_as, is_a_stop, load, warm_up
 from corral.data import to_data
 from corral.environment import Environment
@@ -378,11 +379,9 @@ class TrialRuntime:
         return to_data(given, what, arrays="list")  # type: ignore[no-any-return]
 
     def _result(self, score: float, output: Mapping[str, Any] | None = None) -> TaskTrialResult:
-        statistics: dict[str, dict[str, int]] = {}
+        statistics: Statistics = {}
         for call in self.env.state.tool_calls:
-            counts = statistics.setdefault(call.tool, {"calls": 0, "errors": 0})
-            counts["calls"] += 1
-            counts["errors"] += not call.success
+            count(statistics, call)
         return TaskTrialResult(
             *self.key,
             score=score,

@@ -266,7 +266,7 @@ async def test_every_method(served: Served) -> None:
         assert (await trial.submit_answer("thread", 0.5)).score == 0.5
         seen = router.watch(opened["trial_runtime_id"])
         assert seen is not None
-        assert [call.tool for call in seen.calls] == ["python"]
+        assert [call.tool for call in seen.history.kept] == ["python"]
         assert seen.result is not None
         assert (await router.close_trial(opened["trial_runtime_id"]))["warnings"] == []
         assert router.watch(opened["trial_runtime_id"]) is None

@@ -118,6 +118,7 @@ def test_what_the_server_saw_pass(http: httpx.Client) -> None:
     run(http, place, "result = {'a': 1}")
     run(http, place, "1 / 0")
     assert http.get(f"{place}/history").json() == history | {"phase": "tool python", "calls": 2}
+    assert http.get(f"{place}/history/calls").json()["statistics"] == {"python": {"calls": 2, "errors": 1}}
     assert http.get(f"{place}/history/calls").json()["calls"] == [
         {"tool": "python", "arguments": {"code": "result = {'a': 1}"}, "success": True, "result": {"a": 1},
          "error": None},
