@@ -193,9 +193,12 @@ class AsyncCorralRouter(Bound):
 
     async def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
         """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds"}``."""
-        closed = await self._send(calls.close_trial(trial_runtime_id))
-        self.closed(trial_runtime_id, closed)
-        return closed
+        told: dict[str, Any] = {}
+        try:
+            told = await self._send(calls.close_trial(trial_runtime_id))
+        finally:
+            self.closed(trial_runtime_id, told)
+        return told
 
     async def close_episode(self, episode_id: str) -> None:
         """Close an episode and give back its worker."""
@@ -362,9 +365,12 @@ class CorralRouter(Bound):
 
     def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
         """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds"}``."""
-        closed = self._send(calls.close_trial(trial_runtime_id))
-        self.closed(trial_runtime_id, closed)
-        return closed
+        told: dict[str, Any] = {}
+        try:
+            told = self._send(calls.close_trial(trial_runtime_id))
+        finally:
+            self.closed(trial_runtime_id, told)
+        return told
 
     def close_episode(self, episode_id: str) -> None:
         """Close an episode and give back its worker."""
