@@ -248,6 +248,10 @@ class Environment(metaclass=_EnvironmentMeta):
         if self.definition is not None:
             self.inputs = self.definition.inputs(self.state.dependency_outputs)
 
+    def let_go(self) -> None:
+        """Forget the tools, which hold the environment: its trial is over."""
+        self.__dict__.update(_added={}, _offered={}, _jobs=None)
+
     def hidden_argument(self, name: str) -> Any:
         """A hidden argument by name; KeyError where there is none."""
         own = self.hidden_arguments()
