@@ -186,6 +186,7 @@ class TrialDriver:
                 course.closed = course.closed or course.error.closed.to_dict()
         finally:
             del self._courses[job.key]
+        _let_go_of_frames(course.error)
         return course
 
     async def _open(self, job: Job, course: _Course) -> None:
@@ -377,6 +378,18 @@ def _copied(agent: Any, name: str, kind: type) -> Any:
         return kind(value or ())
     except Exception:
         return value
+
+
+def _let_go_of_frames(error: BaseException | None) -> None:
+    """Have an error, told by now, not hold what ran: its frames hold the attempt, which holds it, so that all that the
+    agent and its tools gave would stay until the garbage collector comes.
+    """
+    rest, seen = [error], set[int]()
+    while rest:
+        if (one := rest.pop()) is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            rest += one.__cause__, one.__context__
 
 
 def _evidence(number: int, course: _Course) -> Attempt:
