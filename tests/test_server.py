@@ -271,6 +271,15 @@ def test_a_repeated_call_is_carried_out_once(http: httpx.Client) -> None:
     http.delete(place)
 
 
+@pytest.mark.parametrize("headers", [{}, {KEY_HEADER: "close"}], ids=["without a key", "with one"])
+def test_what_a_closed_trial_gave_is_kept_for_nobody(headers: dict[str, str], http: httpx.Client) -> None:
+    place = f"/trials/{trial(http, 'thread')}"
+    once = {KEY_HEADER: "once"}
+    assert [run(http, place, "result = 'large'", **once).json()["result"] for _ in range(2)] == ["large"] * 2
+    assert http.delete(place, headers=headers).status_code == 200
+    assert run(http, place, "result = 'large'", **once).status_code == 404
+
+
 def test_a_trial_is_opened_once(http: httpx.Client) -> None:
     first, second = (http.post("/tasks/thread/trials", headers={KEY_HEADER: "open-once"}).json() for _ in range(2))
     assert first == second
