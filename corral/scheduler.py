@@ -75,7 +75,7 @@ _LIMITS = {
 }  # fmt: skip
 """The planner's resources in the words of those who set them."""
 
-LAG = 0.25
+LAG = 1.0
 """Seconds that a record may be on its way while trials begin for which one is still to be made."""
 
 RunTrial = Callable[[Job, Callable[[], None]], Awaitable[TaskTrialResult]]
