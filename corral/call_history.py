@@ -34,12 +34,20 @@ class CallHistory:
         self.statistics: Statistics = {}
         self._room = Room()
 
-    def add(self, call: ToolCall) -> None:
-        """One more call was answered."""
+    def passed(self, tool: str, success: bool) -> bool:
+        """One more call was answered. Whether to ``keep`` it."""
         self.made += 1
-        count(self.statistics, call)
-        if len(self.kept) < CALLS_KEPT:
-            self.kept.append(self._room.fit(call))
+        count(self.statistics, tool, success)
+        return len(self.kept) < CALLS_KEPT
+
+    def keep(self, call: ToolCall) -> None:
+        """Remember the call that passed."""
+        self.kept.append(self._room.fit(call))
+
+    def add(self, call: ToolCall) -> None:
+        """Both."""
+        if self.passed(call.tool, call.success):
+            self.keep(call)
 
     @classmethod
     def told(cls, calls: Iterable[ToolCall], statistics: Mapping[str, Any] | None = None) -> CallHistory:
@@ -53,11 +61,13 @@ class CallHistory:
         return history
 
 
-def count(statistics: Statistics, call: ToolCall) -> None:
+def count(statistics: Statistics, tool: str, success: bool) -> None:
     """Count a call."""
-    counts = statistics.setdefault(call.tool, {"calls": 0, "errors": 0})
+    if (counts := statistics.get(tool)) is None:
+        counts = statistics[tool] = {"calls": 0, "errors": 0}
     counts["calls"] += 1
-    counts["errors"] += not call.success
+    if not success:
+        counts["errors"] += 1
 
 
 class Room:
@@ -68,7 +78,7 @@ class Room:
 
     def fit(self, call: ToolCall) -> ToolCall:
         """The call as it is, where there is room for that; else in a few words."""
-        size = _size((call.arguments, call.result, call.error), self._left)
+        size = _size(call.arguments, self._left) + _size(call.result, self._left) + len(call.error or "")
         if size <= self._left:
             self._left -= size
             return call
@@ -82,17 +92,21 @@ class Room:
 
 def _size(value: Any, most: int) -> int:
     """About the characters of ``value`` as JSON; some number above ``most`` where they are more."""
-    size, rest = 0, [value]
+    kind = type(value)  # data is of no other types than these; it is measured with every call
+    if kind is not dict and kind is not list:
+        return len(value) + 4 if kind is str else 4
+    size, rest = 4, [value]
     while rest and size <= most:
-        item = rest.pop()
-        if isinstance(item, str):
-            size += len(item)
-        elif isinstance(item, dict):
-            size += sum(map(len, item))
-            rest.extend(item.values())
-        elif isinstance(item, list | tuple):
-            rest.extend(item)
-        size += 4
+        inside = rest.pop()
+        if type(inside) is dict:
+            for name in inside:
+                size += len(name) if type(name) is str else 4
+            inside = inside.values()
+        for item in inside:
+            kind = type(item)
+            size += len(item) + 4 if kind is str else 4
+            if kind is dict or kind is list:
+                rest.append(item)
     return size
 
 

@@ -104,8 +104,9 @@ class OpenTrial:
 
     def called(self, tool: str, given: Any, response: ToolResponse) -> None:
         """Remember a tool call: what the tool was ``given``, as it was checked."""
-        result = to_data(response.result, "a record", arrays="describe")  # an array itself could be large
-        self.history.add(ToolCall(tool, given, response.success, result, response.error))
+        if self.history.passed(tool, response.success):
+            result = to_data(response.result, "a record", arrays="describe")  # an array itself could be large
+            self.history.keep(ToolCall(tool, given, response.success, result, response.error))
 
 
 @dataclass

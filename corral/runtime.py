@@ -386,7 +386,7 @@ class TrialRuntime:
     def _result(self, score: float, output: Mapping[str, Any] | None = None) -> TaskTrialResult:
         statistics: Statistics = {}
         for call in self.env.state.tool_calls:
-            count(statistics, call)
+            count(statistics, call.tool, call.success)
         return TaskTrialResult(
             *self.key,
             score=score,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,12 @@ DESCRIBED: list[tuple[ToolCall, ToolCall]] = [
 @pytest.mark.parametrize(("large", "kept"), DESCRIBED, ids=["text", "list", "object", "argument", "many", "error"])
 def test_a_value_for_which_there_is_no_room_is_described(large: ToolCall, kept: ToolCall) -> None:
     assert Room().fit(large) == kept
+
+
+def test_what_an_agent_gave_may_be_no_data_yet() -> None:
+    """A scripted agent tells of its calls as it made them."""
+    odd = call((1, 2), arguments={"of": {1: "one", None: {2.5: ["x"]}}, "array": np.zeros(3), "kind": ToolCall})
+    assert Room().fit(odd) is odd
 
 
 def test_what_comes_first_is_kept_and_what_is_short_always() -> None:
