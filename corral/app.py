@@ -210,16 +210,20 @@ class EnvironmentServer:
         return url if token is None else f"{url}?key={trial_key(token, runtime_id)}"
 
     async def _carry_out(self, endpoint: Endpoint, visit: Visit, request: Request) -> Any:
-        key, wait = key_of(request), wait_of(request)
+        key = key_of(request)
+        value = await self._carry_out_once(endpoint, visit, request, key)
+        if endpoint.method == "DELETE":  # nobody asks again for what a closed trial gave
+            self._operations.drop(visit.scope, but=key)
+        return value
+
+    async def _carry_out_once(self, endpoint: Endpoint, visit: Visit, request: Request, key: str | None) -> Any:
+        wait = wait_of(request)
         work = partial(endpoint.handle, visit)
         if key is None and endpoint.undo is None:
             return await work()
         undo = partial(endpoint.undo, visit.front) if endpoint.undo is not None else None
         operation = self._operations.begin(visit.scope, key, digest(request, visit.raw), work, undo)
-        value = await outcome_of(operation, request, wait if key is not None else None)
-        if endpoint.method == "DELETE":  # nobody asks again for what a closed trial gave
-            self._operations.drop(visit.scope, but=key)
-        return value
+        return await outcome_of(operation, request, wait if key is not None else None)
 
     async def _ask_apart(self, gone: Gone, runtime_id: str, action: Action, *arguments: Any) -> Any:
         """Ask in a task of its own: a client that goes away must not break the trial in the middle of a call."""

@@ -20,6 +20,7 @@ import anyio
 
 from corral.agents.base import AgentRunResult
 from corral.blame import blame, blame_agent, too_slow
+from corral.call_history import CallHistory
 from corral.connection import Connection
 from corral.crew import Crew, runs_on_loop
 from corral.errors import (
@@ -45,7 +46,6 @@ from corral.types import (
     Attempt,
     TaskTrialResult,
     Timings,
-    ToolCall,
     TrialContext,
     TrialKey,
     WorkerRef,
@@ -85,7 +85,7 @@ class _Course:
     error: TrialError | None = None
     phase: str = "waiting for a place"
     worker: WorkerRef | None = None
-    calls: list[ToolCall] = field(default_factory=list)
+    history: CallHistory = field(default_factory=CallHistory)
     state: dict[str, Any] = field(default_factory=dict)
     closed: dict[str, Any] = field(default_factory=dict)
     marks: dict[str, float] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class TrialDriver:
                 self._tell_place(key)
             trial = self._watched(course) if course.phase == "agent" else None
             if trial is not None:
-                made = len(trial.calls)
+                made = trial.history.made
                 busy = f"{trial.phase} (call {made + 1})" if trial.calling else f"agent (after call {made})"
                 self._progress.phase(key, busy if made or trial.calling else "agent")
 
@@ -186,6 +186,7 @@ class TrialDriver:
                 course.closed = course.closed or course.error.closed.to_dict()
         finally:
             del self._courses[job.key]
+        _let_go_of_frames(course.error)
         return course
 
     async def _open(self, job: Job, course: _Course) -> None:
@@ -316,7 +317,7 @@ class TrialDriver:
     async def _close(self, course: _Course) -> None:
         course.mark("close")
         if (trial := self._watched(course)) is not None:
-            course.calls, course.worker = list(trial.calls), trial.worker
+            course.history, course.worker = trial.history, trial.worker
             if trial.phase != "set-up":
                 course.phase = trial.phase
         patience = max(CLOSE_PATIENCE, self._settings.close_timeout + CLOSE_PATIENCE / 2)
@@ -354,8 +355,8 @@ class TrialDriver:
         )
 
     def _unscored(self, job: Job, course: _Course) -> TaskTrialResult:
-        state = course.state or {"task_id": job.key.task_id, "tool_calls": course.calls}
-        statistics = _count_calls(course.calls)
+        state = course.state or {"task_id": job.key.task_id, "tool_calls": list(course.history.kept)}
+        statistics = course.history.statistics
         if course.error is not None:
             if course.run is not None and course.error.kind is FailureKind.SCORING:
                 state = {**state, "submitted_answer": course.run.answer}  # it can be scored again
@@ -379,13 +380,16 @@ def _copied(agent: Any, name: str, kind: type) -> Any:
         return value
 
 
-def _count_calls(calls: list[ToolCall]) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = {}
-    for call in calls:
-        entry = counts.setdefault(call.tool, {"calls": 0, "errors": 0})
-        entry["calls"] += 1
-        entry["errors"] += not call.success
-    return counts
+def _let_go_of_frames(error: BaseException | None) -> None:
+    """Have an error, told by now, not hold what ran: its frames hold the attempt, which holds it, so that all that the
+    agent and its tools gave would stay until the garbage collector comes.
+    """
+    rest, seen = [error], set[int]()
+    while rest:
+        if (one := rest.pop()) is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            rest += one.__cause__, one.__context__
 
 
 def _evidence(number: int, course: _Course) -> Attempt:

@@ -180,9 +180,10 @@ class SeenCall(Answer):
 
 
 class CallList(Answer):
-    """Tool calls, oldest first; after the first 1000 none is kept."""
+    """Tool calls, oldest first: the first 1000, and their values as long as these have 16 Mi characters together."""
 
     calls: list[SeenCall]
+    statistics: dict[str, dict[str, int]] = Field(description="by tool, all its calls, and those that were errors")
 
 
 class History(Answer):

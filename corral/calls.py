@@ -12,6 +12,7 @@ from dataclasses import field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
+from corral.call_history import CallHistory
 from corral.data import to_data
 from corral.errors import ConfigError, InfrastructureError, SerializationError, SubmissionError, TrialError
 from corral.lean import dataclass
@@ -29,9 +30,6 @@ SILENCE = 20.0
 CONNECT_TIMEOUT = 10.0
 DELAYS = (0.05, 0.2, 0.5, 1.0, 2.0)
 """Seconds before each further try, after a connection was refused or lost: about what a restart takes."""
-
-CALLS_KEPT = 1000
-"""Tool calls of one trial that a router remembers, for the record of an attempt that is lost."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,9 @@ class Place:
         """What the server saw pass of the trial."""
         return _call("GET", self._path("", "history"), dict)
 
-    def seen_calls(self) -> Call[list[ToolCall]]:
+    def seen_calls(self) -> Call[CallHistory]:
         """The tool calls that it saw."""
-        return _call("GET", self._path("", "history/calls"), lambda data: [_seen(call) for call in data["calls"]])
+        return _call("GET", self._path("", "history/calls"), _seen_calls)
 
     def execute(self, task_id: str, tool_name: str, arguments: Mapping[str, Any]) -> Call[ToolResponse]:
         """A tool call. SerializationError for arguments that are no data."""
@@ -191,8 +189,9 @@ def _tool_response(data: Mapping[str, Any]) -> ToolResponse:
     return ToolResponse(bool(data["success"]), data.get("result"), data.get("error"))
 
 
-def _seen(data: Mapping[str, Any]) -> ToolCall:
-    return ToolCall(**known_fields(ToolCall, data))
+def _seen_calls(data: Mapping[str, Any]) -> CallHistory:
+    made = [ToolCall(**known_fields(ToolCall, call)) for call in data["calls"]]
+    return CallHistory.told(made, data.get("statistics"))
 
 
 def _quoted(text: str) -> str:
@@ -261,7 +260,8 @@ class SeenTrial:
     worker: WorkerRef | None
     mcp_url: str | None
     phase: str = "set-up"
-    calls: list[ToolCall] = field(default_factory=list)
+    history: CallHistory = field(default_factory=CallHistory)
+    """The tool calls that were answered."""
     fault: TrialError | None = None
     result: TaskTrialResult | None = None
     output: str = ""
@@ -276,7 +276,7 @@ class SeenTrial:
             self.broke(error)
         if (record := history.get("result")) is not None:
             self.result = from_record(record)
-        return bool(history["calls"] != len(self.calls))
+        return bool(history["calls"] != self.history.made)
 
     def broke(self, error: TrialError) -> None:
         """The server said that the trial is broken."""
@@ -287,5 +287,4 @@ class SeenTrial:
 
     def called(self, tool: str, arguments: Mapping[str, Any], response: ToolResponse) -> None:
         """A tool call came back."""
-        if len(self.calls) < CALLS_KEPT:
-            self.calls.append(ToolCall(tool, dict(arguments), response.success, response.result, response.error))
+        self.history.add(ToolCall(tool, dict(arguments), response.success, response.result, response.error))

@@ -129,7 +129,7 @@ class Bound:
         return self.link.trials.get(trial_runtime_id)
 
     def closed(self, trial_runtime_id: str, told: Mapping[str, Any]) -> None:
-        """A trial was closed."""
+        """A trial was closed, or is lost with its server: this client is done with it."""
         if (seen := self.link.trials.pop(trial_runtime_id, None)) is not None:
             seen.output = seen.output or told.get("output") or ""
 

@@ -12,10 +12,11 @@ import copy
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
+from corral.call_history import Room
 from corral.data import to_data
 from corral.errors import ConfigError, EnvStartError, ErrorRecord
 from corral.lean import dataclass
@@ -58,8 +59,14 @@ class CorralState:
     """Task id -> output, of every parent."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as plain data, without the hidden parts of outputs; NumPy arrays become short descriptions."""
-        data: dict[str, Any] = to_data(self, f"the state of task {self.task_id!r}", arrays="describe")
+        """The state as plain data, without the hidden parts of outputs; NumPy arrays become short descriptions.
+
+        So do values of tool calls for which there is no room (``corral.call_history``).
+        """
+        room = Room()
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values["tool_calls"] = [room.fit(call) for call in self.tool_calls]
+        data: dict[str, Any] = to_data(values, f"the state of task {self.task_id!r}", arrays="describe")
         data["dependency_outputs"] = visible_outputs(data["dependency_outputs"])
         return data
 
@@ -240,6 +247,10 @@ class Environment(metaclass=_EnvironmentMeta):
         self.state.dependency_outputs = copy.deepcopy(dict(outputs))
         if self.definition is not None:
             self.inputs = self.definition.inputs(self.state.dependency_outputs)
+
+    def let_go(self) -> None:
+        """Forget the tools, which hold the environment: its trial is over."""
+        self.__dict__.update(_added={}, _offered={}, _jobs=None)
 
     def hidden_argument(self, name: str) -> Any:
         """A hidden argument by name; KeyError where there is none."""

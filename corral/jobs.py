@@ -131,6 +131,11 @@ class Jobs:
             thread.join(max(0.0, end - time.monotonic()))
         return [job_id for job_id, thread in threads if thread.is_alive()]
 
+    def let_go(self) -> None:
+        """Forget the jobs, which hold whose they are."""
+        with self._changed:
+            self._jobs.clear()
+
     def counts(self) -> dict[str, int]:
         """How many jobs stand where; only what there is."""
         with self._changed:

@@ -12,15 +12,13 @@ from typing import Any
 
 import anyio
 
+from corral.call_history import CallHistory
 from corral.data import to_data
 from corral.errors import NotFound, SerializationError, SubmissionError, TrialError
 from corral.hosts import TrialHost
 from corral.lean import dataclass
 from corral.pool.messages import ProcessEnded
 from corral.types import Action, TaskTrialResult, ToolCall, ToolResponse, TrialKey, WorkerRef
-
-CALLS_KEPT = 1000
-"""Tool calls of one trial that the supervisor remembers, for the record of an attempt that is lost."""
 
 
 @dataclass
@@ -36,7 +34,8 @@ class OpenTrial:
     gated: bool = False
     phase: str = "set-up"
     """What runs, or ran last, in words."""
-    calls: list[ToolCall] = field(default_factory=list)
+    history: CallHistory = field(default_factory=CallHistory)
+    """The tool calls that were answered."""
     fault: TrialError | None = None
     """What broke it."""
     worker: WorkerRef | None = None
@@ -105,9 +104,9 @@ class OpenTrial:
 
     def called(self, tool: str, given: Any, response: ToolResponse) -> None:
         """Remember a tool call: what the tool was ``given``, as it was checked."""
-        if len(self.calls) < CALLS_KEPT:
+        if self.history.passed(tool, response.success):
             result = to_data(response.result, "a record", arrays="describe")  # an array itself could be large
-            self.calls.append(ToolCall(tool, given, response.success, result, response.error))
+            self.history.keep(ToolCall(tool, given, response.success, result, response.error))
 
 
 @dataclass

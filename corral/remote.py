@@ -189,13 +189,16 @@ class AsyncCorralRouter(Bound):
             return
         bound = self.for_trial(trial_runtime_id, seen.task_id)
         if seen.reviewed(await bound._send(bound.place.history())):
-            seen.calls = await bound._send(bound.place.seen_calls())
+            seen.history = await bound._send(bound.place.seen_calls())
 
     async def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
         """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds"}``."""
-        closed = await self._send(calls.close_trial(trial_runtime_id))
-        self.closed(trial_runtime_id, closed)
-        return closed
+        told: dict[str, Any] = {}
+        try:
+            told = await self._send(calls.close_trial(trial_runtime_id))
+        finally:
+            self.closed(trial_runtime_id, told)
+        return told
 
     async def close_episode(self, episode_id: str) -> None:
         """Close an episode and give back its worker."""
@@ -358,13 +361,16 @@ class CorralRouter(Bound):
             return
         bound = self.for_trial(trial_runtime_id, seen.task_id)
         if seen.reviewed(bound._send(bound.place.history())):
-            seen.calls = bound._send(bound.place.seen_calls())
+            seen.history = bound._send(bound.place.seen_calls())
 
     def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:
         """Close a trial runtime: ``{"warnings", "peak_rss", "cpu_seconds"}``."""
-        closed = self._send(calls.close_trial(trial_runtime_id))
-        self.closed(trial_runtime_id, closed)
-        return closed
+        told: dict[str, Any] = {}
+        try:
+            told = self._send(calls.close_trial(trial_runtime_id))
+        finally:
+            self.closed(trial_runtime_id, told)
+        return told
 
     def close_episode(self, episode_id: str) -> None:
         """Close an episode and give back its worker."""

@@ -1,8 +1,12 @@
 """Trial runtime: one isolated, live environment that executes one trial. The same code in-process and in a worker.
 
-Guarantees: calls are serialised; whatever the environment's code raises comes out as a failed tool call or as one
-TrialError that names the phase; ``close`` is idempotent and never waits for a call that hangs (that call then cleans
-up after itself). Assumption: the caller runs this off its event loop, and enforces time limits from outside.
+Guarantees
+    * Calls are serialised; whatever the environment's code raises comes out as a failed tool call or as one TrialError
+      that names the phase.
+    * ``close`` is idempotent and never waits for a call that hangs: that call then cleans up after itself.
+    * A closed runtime that nobody holds any more is gone at once, its environment with it: what a trial fills may be
+      large, and the garbage collector, which counts objects, comes late.
+Assumption: the caller runs this off its event loop, and enforces time limits from outside.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from corral.call_history import Statistics, count
 from corral.catalogue import describe, failing_as, is_a_stop, load, warm_up
 from corral.data import to_data
 from corral.environment import Environment
@@ -75,7 +80,6 @@ class TrialRuntime:
         self.key = TrialKey(spec.task_id, spec.trial_index)
         self.warnings: list[str] = []
         self._lock = threading.Lock()
-        self._calls = _Call(self)
         self._closing = False
         self._cleaned = False
         self._over: str | None = None
@@ -229,7 +233,7 @@ class TrialRuntime:
     # Calls. The lock is held from here on.
 
     def _call(self) -> _Call:
-        return self._calls
+        return _Call(self)
 
     def _begin_call(self) -> AbstractContextManager[None]:
         self._lock.acquire()
@@ -270,6 +274,8 @@ class TrialRuntime:
                 if is_a_stop(error):
                     raise
                 self.warnings.append(f"close of task {self.spec.task_id!r} failed: {ErrorRecord.of(error)}")
+            self._env.let_go()
+        self._jobs.let_go()
         self._process.leave()
         if not self._keep:
             self._remove_workspace()
@@ -379,11 +385,9 @@ class TrialRuntime:
         return to_data(given, what, arrays="list")  # type: ignore[no-any-return]
 
     def _result(self, score: float, output: Mapping[str, Any] | None = None) -> TaskTrialResult:
-        statistics: dict[str, dict[str, int]] = {}
+        statistics: Statistics = {}
         for call in self.env.state.tool_calls:
-            counts = statistics.setdefault(call.tool, {"calls": 0, "errors": 0})
-            counts["calls"] += 1
-            counts["errors"] += not call.success
+            count(statistics, call.tool, call.success)
         return TaskTrialResult(
             *self.key,
             score=score,

@@ -4,7 +4,8 @@ Guarantees
     * A trial is started only when the planner has taken everything it needs, in one step.
     * A trial that is over gives back what it held, and the next one runs while its record is on the way to the disk; a
       dependent, and whatever else follows from its result, waits for the record. Runs of one trial at a time go step
-      by step: the next one may use the same agent.
+      by step: the next one may use the same agent. So do all while a record takes longer than LAG: results that are
+      not on the disk are lost with the supervisor, and take its memory.
     * Tasks of one episode that need a slot use the episode's own, one after the other; it is held until the episode is
       over. Whoever holds a slot waits only for what others release without needing one.
     * The order of those that share a slot is the planner's: one that waits for a limit holds back none of the others.
@@ -16,6 +17,7 @@ Assumption: ``run_trial`` gives a result whatever happens to the trial; what it 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +75,9 @@ _LIMITS = {
 }  # fmt: skip
 """The planner's resources in the words of those who set them."""
 
+LAG = 1.0
+"""Seconds that a record may be on its way while trials begin for which one is still to be made."""
+
 RunTrial = Callable[[Job, Callable[[], None]], Awaitable[TaskTrialResult]]
 Record = Callable[[Job, TaskTrialResult, bool], Awaitable[TaskTrialResult]]
 """Records a result; the last argument says whether something waits for the record."""
@@ -106,6 +111,8 @@ class Scheduler:
         self._jobs: dict[TrialKey, Job] = {}
         self._courses: dict[str, _Course] = {}
         self._recorded: Mapping[TrialKey, bool] = {}
+        self._recording: dict[TrialKey, float] = {}
+        """Trials that gave back what they held, and since when their records are on the way, the oldest first."""
         self._rounds = 1
         """Of each task, at most."""
         self._demands_of: dict[tuple[str, str | None, tuple[str, ...]], Mapping[str, int]] = {}
@@ -258,13 +265,22 @@ class Scheduler:
         except NoSlot as error:
             self._put_off(job, error.left, tasks)
             return
-        if job.episode.is_chain or self._limits.global_trials == 1:
+        if job.episode.is_chain or self._limits.global_trials == 1 or self._records_lag():
             await self._go_on(job, await self._record(job, result, True), held, tasks)
             return
         self._planner.release(job.key)
         self._admit(tasks)
-        await self._record(job, result, not self._planner.waiting)
+        self._recording[job.key] = anyio.current_time()
+        try:
+            await self._record(job, result, not self._planner.waiting)
+        finally:
+            del self._recording[job.key]
         del self._jobs[job.key], self._courses[job.episode.episode_id]
+
+    def _records_lag(self) -> bool:
+        """Whether a record has been on its way for long: no trial is to begin now for which one is still to be made."""
+        oldest = next(iter(self._recording.values()), math.inf)
+        return anyio.current_time() - oldest > LAG
 
     async def _go_on(self, job: Job, result: TaskTrialResult, held: set[str], tasks: TaskGroup) -> None:
         """A trial has its record: what follows from it."""

@@ -33,6 +33,7 @@ def annotations_of(function: Any, hidden: frozenset[str], namespace: Mapping[str
 def evaluate(annotation: str, function: Any, namespace: Mapping[str, Any]) -> Any:
     """The type that an annotation's text means, seen from inside ``function``."""
     function = inspect.unwrap(function)
+    function = function.__func__ if isinstance(function, types.MethodType) else function
     function = function if isinstance(function, types.FunctionType) else type(function).__call__
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     local = {**_by_name(namespace.get("__type_params__", ())), **namespace}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from corral import Environment
+from corral import CorralRunner, Environment
+from corral.agents import ScriptedAgent
 from corral.blame import blame, blame_agent
 from corral.errors import AgentError, ToolError
 from tests.support.benches import Bench, bench, benches, sole
@@ -126,3 +130,36 @@ def test_a_trial_s_limit_does_not_count_its_wait(tmp_path: Path) -> None:
     build: Callable[[], dict[str, Environment]] = benches(a="process")
     result = bench(build, policy, tmp_path, trials_per_task=4, trial_timeout=0.8, max_concurrency=4, worker_pool=1)
     assert [trial.failure for trial in result.trials] == [None] * 4
+
+
+@pytest.mark.parametrize("ending", ["agent", "scorer", "killed"])
+def test_nothing_holds_what_ran_once_its_record_is_made(ending: str, tmp_path: Path) -> None:
+    """Of trials that fail too: a night has many, and the garbage collector counts objects, not bytes."""
+    hired: list[weakref.ref[Any]] = []
+
+    def policy(lab: Any, prompt: str) -> Any:
+        if ending == "killed":
+            lab.call("python", code="import os; os.kill(os.getpid(), 9)")
+        if ending == "agent":
+            raise RuntimeError("lost")
+        return math.nan
+
+    def hire(context: object) -> ScriptedAgent:
+        agent = ScriptedAgent(policy)
+        hired.append(weakref.ref(agent))
+        return agent
+
+    left: list[int] = []
+
+    def recorded(result: object) -> None:
+        left.append(sum(agent() is not None for agent in hired))
+
+    runner = CorralRunner(benches(a="process"), agent_factory=hire, checkpoint_dir=tmp_path)
+    gc.collect()
+    gc.disable()
+    try:
+        result = runner.bench(trials_per_task=6, worker_pool=1, retries=0, progress=recorded)
+    finally:
+        gc.enable()
+    assert result.coverage.graded == 0
+    assert max(left) <= 2, left

@@ -22,9 +22,9 @@ LAYERS: list[set[str]] = [
     {"errors", "lean", "shell"},
     {"types"},
     {
-        "arguments", "blame", "bodies", "calls", "counters", "data", "guard", "guests", "guide", "header", "jobs",
-        "listening", "loop", "once", "plain", "process_state", "protocol", "recipe", "record_shapes", "records",
-        "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap",
+        "arguments", "blame", "bodies", "call_history", "calls", "counters", "data", "guard", "guests", "guide",
+        "header", "jobs", "listening", "loop", "once", "plain", "process_state", "protocol", "recipe", "record_shapes",
+        "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap",
     },
     {"environment"},
     {"catalogue", "runtime", "source"},
@@ -37,9 +37,9 @@ LAYERS: list[set[str]] = [
 """From the bottom up. A module imports from its own layer and those below; within a layer there are no cycles."""
 
 PURE = {
-    "data", "episode", "errors", "planner", "pool.hello", "pool.lifecycle", "pool.messages", "pool.wire",
-    "record_shapes", "records", "report.comparison", "report.figures", "report.intervals", "report.metrics",
-    "report.timeline", "report.transcript", "tasks", "types",
+    "call_history", "data", "episode", "errors", "planner", "pool.hello", "pool.lifecycle", "pool.messages",
+    "pool.wire", "record_shapes", "records", "report.comparison", "report.figures", "report.intervals",
+    "report.metrics", "report.timeline", "report.transcript", "tasks", "types",
 }  # fmt: skip
 """Modules without a clock, files, processes or an event loop: time is an argument, tests need no sleep."""
 
@@ -52,8 +52,8 @@ IMPURE = {
 WORKER_SIDE = {"pool.guards", "pool.host", "pool.leaving", "pool.link", "pool.nursery_main", "pool.printed",
                "pool.rehearsal", "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
 WORKER_MAY = {
-    "arguments", "catalogue", "data", "environment", "errors", "guide", "jobs", "lean", "pool.glance", "pool.logs",
-    "pool.hello", "pool.main_script", "pool.messages", "pool.wire",
+    "arguments", "call_history", "catalogue", "data", "environment", "errors", "guide", "jobs", "lean",
+    "pool.glance", "pool.logs", "pool.hello", "pool.main_script", "pool.messages", "pool.wire",
     "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",
     "threads", "tools", "types",
 }  # fmt: skip
@@ -72,7 +72,7 @@ BRIDGE = "pool.entry"
 
 ONLY = {
     "envs.*": {"envs.*", "environment", "tools", "tasks", "types", "data", "errors"},
-    "agents.*": {"agents.*", "routers", "tools", "types", "errors", "data", "threads"},
+    "agents.*": {"agents.*", "call_history", "routers", "tools", "types", "errors", "data", "threads"},
     "envs.wetlab.agents": {"envs.*", "agents.*", "types", "errors"},
 }
 """Packages that may import nothing of Corral but this. The closest entry counts: an environment's scripted expert is

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from corral import once
-from corral.errors import ConfigError, InfrastructureError
+from corral.endpoints import ENDPOINTS
+from corral.errors import ConfigError, InfrastructureError, NotFound
 from corral.once import Operation, Operations
 
 pytestmark = pytest.mark.anyio
@@ -142,6 +144,26 @@ async def test_an_undo_that_fails_disturbs_nobody(caplog: pytest.LogCaptureFixtu
         await anyio.wait_all_tasks_blocked()
         assert await begin(operations, work).outcome() == 2
     assert "undoing what nobody came for failed" in caplog.text
+
+
+async def test_a_trial_that_nobody_came_for_may_be_closed_already(caplog: pytest.LogCaptureFixture) -> None:
+    """As idle: the log is not to tell of a fault."""
+
+    class Front:
+        async def close(self, runtime_id: str, why: str) -> None:
+            raise NotFound("trial", runtime_id)
+
+    (undo,) = [each.undo for each in ENDPOINTS if each.undo is not None]
+    async with anyio.create_task_group() as tasks:
+        operations = Operations(tasks)
+        operations.begin("s", "k", b"r", opened, partial(undo, cast(Any, Front())), 0.0)
+        await anyio.wait_all_tasks_blocked()
+        operations.sweep()
+    assert not caplog.records
+
+
+async def opened() -> dict[str, str]:
+    return {"trial_runtime_id": "tr_1"}
 
 
 @pytest.mark.parametrize("fetched", [True, False])

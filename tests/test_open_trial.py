@@ -10,9 +10,10 @@ import anyio
 import numpy as np
 import pytest
 
+from corral.call_history import CALLS_KEPT
 from corral.errors import NotFound, SerializationError, SubmissionError
 from corral.hosts import TrialHost
-from corral.open_trial import CALLS_KEPT, OpenTrial
+from corral.open_trial import OpenTrial
 from corral.types import Action, ToolCall, ToolResponse
 
 
@@ -30,7 +31,7 @@ def test_calls_are_remembered_as_they_passed() -> None:
     call(trial, "titrate", arguments, ToolResponse(True, {"pH": 7.0}))
     call(trial, "titrate", arguments, ToolResponse(False, error="ValueError: empty"))
     arguments["to"].append("changed by its agent later")
-    assert trial.calls == [
+    assert trial.history.kept == [
         ToolCall("titrate", {"volume": 1.5, "to": ["a", "b"]}, True, {"pH": 7.0}, None),
         ToolCall("titrate", {"volume": 1.5, "to": ["a", "b"]}, False, None, "ValueError: empty"),
     ]
@@ -39,7 +40,7 @@ def test_calls_are_remembered_as_they_passed() -> None:
 def test_arrays_are_described_and_not_kept() -> None:
     trial, array = open_trial(), np.zeros((1000, 3))
     call(trial, "solve", {"start": array}, ToolResponse(True, {"field": array, "n": 3}))
-    (kept,) = trial.calls
+    (kept,) = trial.history.kept
     assert kept.arguments == {"start": "<array float64 (1000, 3)>"}
     assert kept.result == {"field": "<array float64 (1000, 3)>", "n": 3}
 
@@ -48,7 +49,8 @@ def test_a_chatty_trial_is_remembered_up_to_a_limit() -> None:
     trial = open_trial()
     for number in range(CALLS_KEPT + 5):
         call(trial, "count", {}, ToolResponse(True, number))
-    assert [kept.result for kept in trial.calls] == list(range(CALLS_KEPT))
+    assert [kept.result for kept in trial.history.kept] == list(range(CALLS_KEPT))
+    assert trial.history.statistics == {"count": {"calls": CALLS_KEPT + 5, "errors": 0}}
 
 
 def test_what_is_no_data_is_refused() -> None:

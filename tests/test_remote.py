@@ -23,7 +23,7 @@ from corral import AsyncCorralRouter, BenchmarkResult, ConcurrencyConfig, Corral
 from corral import calls as client_calls
 from corral.agents import BaseAgent, ScriptedAgent
 from corral.calls import DELAYS, Patience
-from corral.errors import ConfigError, InfrastructureError
+from corral.errors import ConfigError, InfrastructureError, NotFound
 from corral.report.files import stable_bytes
 from tests.support import server_envs
 from tests.support.benches import code, roll_and_read, sole
@@ -266,11 +266,32 @@ async def test_every_method(served: Served) -> None:
         assert (await trial.submit_answer("thread", 0.5)).score == 0.5
         seen = router.watch(opened["trial_runtime_id"])
         assert seen is not None
-        assert [call.tool for call in seen.calls] == ["python"]
+        assert [call.tool for call in seen.history.kept] == ["python"]
         assert seen.result is not None
         assert (await router.close_trial(opened["trial_runtime_id"]))["warnings"] == []
         assert router.watch(opened["trial_runtime_id"]) is None
         assert (await router.surrender_task("other")).surrendered is True
+
+
+@pytest.mark.anyio
+async def test_a_trial_that_its_server_has_lost_is_out_of_view(served: Served) -> None:
+    """Or a run over many restarts of its server would keep what it saw of every trial that was lost."""
+    async with AsyncCorralRouter(served.url) as router:
+        runtime_id = (await router.create_trial("thread"))["trial_runtime_id"]
+        httpx.delete(f"{served.url}/trials/{runtime_id}", trust_env=False).raise_for_status()
+        assert router.watch(runtime_id) is not None
+        with pytest.raises(NotFound):
+            await router.close_trial(runtime_id)
+        assert router.watch(runtime_id) is None
+
+
+def test_so_it_is_to_the_synchronous_twin(served: Served) -> None:
+    with CorralRouter(served.url) as router:
+        runtime_id = router.create_trial("thread")["trial_runtime_id"]
+        httpx.delete(f"{served.url}/trials/{runtime_id}", trust_env=False).raise_for_status()
+        with pytest.raises(NotFound):
+            router.close_trial(runtime_id)
+        assert router.watch(runtime_id) is None
 
 
 @pytest.mark.anyio

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -705,3 +707,77 @@ def test_load() -> None:
         load(broken)
     with pytest.raises(ConfigError, match="must be a mapping"):
         load(lambda: None)
+
+
+@pytest.mark.parametrize("ending", ["submitted", "a scorer that raises", "a tool that raises", "a job"])
+def test_a_closed_trial_is_gone_without_the_garbage_collector(ending: str, tmp_path: Path) -> None:
+    """What it holds may be large, and the collector counts objects only."""
+    gc.collect()
+    gc.disable()
+    try:
+        environment, runtime = _end_a_trial(ending, tmp_path)
+        assert (environment(), runtime()) == (None, None)
+    finally:
+        gc.enable()
+
+
+class _Closing(Environment):
+    """Its tools are made in all ways, and hold it."""
+
+    def __init__(self) -> None:
+        super().__init__("a")
+        self.add_tool(self.added)
+        self.add_tool(lambda_tool(self))
+
+    def added(self, fails: bool) -> int:
+        """A method that is added."""
+        return 1 // (not fails)
+
+    @tool
+    def method(self) -> int:
+        """A method that is a tool."""
+        return 1
+
+    @tool(background=True)
+    def later(self) -> int:
+        """A job."""
+        return 1
+
+    def get_task_prompt(self) -> str:
+        return "a"
+
+    def score(self) -> float:
+        return 1.0 / self.state.submitted_answer  # type: ignore[no-any-return]
+
+
+def lambda_tool(env: Environment) -> Any:
+    def inner() -> str:
+        """A function that closes over it."""
+        return env.task_id
+
+    return inner
+
+
+def _end_a_trial(ending: str, tmp_path: Path) -> tuple[weakref.ref[Any], weakref.ref[Any]]:
+    runtime = TrialRuntime(_Closing(), TrialSpec("tr_1", "a"), tmp_path)
+    for name in ("method", "inner"):
+        assert runtime.execute(name, {}).success
+    assert runtime.execute("added", {"fails": ending == "a tool that raises"}).success != (
+        ending == "a tool that raises"
+    )
+    if ending == "a job":
+        assert runtime.execute("later", {}).success
+    try:
+        runtime.submit(0 if ending == "a scorer that raises" else 1)
+    except ScoringError:
+        assert ending == "a scorer that raises"
+    runtime.close()
+    return weakref.ref(runtime.env), weakref.ref(runtime)
+
+
+def test_a_method_that_is_added_says_the_types_of_its_arguments(tmp_path: Path) -> None:
+    """Its annotations are text in this module."""
+    runtime = TrialRuntime(_Closing(), TrialSpec("tr_1", "a"), tmp_path)
+    (added,) = [tool["function"] for tool in runtime.tools() if tool["function"]["name"] == "added"]
+    assert added["parameters"]["properties"] == {"fails": {"type": "boolean"}}
+    assert runtime.execute("added", {"fails": False}).result == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -211,7 +212,8 @@ async def test_when_all_is_over_nothing_is_held(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-async def test_the_next_trial_runs_while_a_record_is_on_its_way(at_once: int) -> None:
+async def test_the_next_trial_runs_while_a_record_is_on_its_way(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.scheduler.LAG", math.inf)
     stage = Stage()
     written = anyio.Event()
     handed_over: list[str] = []
@@ -240,6 +242,30 @@ async def test_the_next_trial_runs_while_a_record_is_on_its_way(at_once: int) ->
     assert handed_over == stage.log == ["0#0", "1#0", "2#0"]
     assert hurries == [at_once == 1, True, True]
     assert stage.most == 1
+
+
+async def test_no_trial_begins_while_records_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that stands still: what runs ends, and waits for it."""
+    monkeypatch.setattr("corral.scheduler.LAG", -1.0)  # whatever is on its way has been so for too long
+    stage = Stage()
+    written = anyio.Event()
+
+    async def record(job: Job, result: TaskTrialResult, hurry: bool) -> TaskTrialResult:
+        await written.wait()
+        return result
+
+    scheduler = Scheduler(
+        ConcurrencyConfig(2), slots=None, run_trial=stage.run_trial, record=record, skip_trial=stage.skip,
+        close_episode=stage.close_episode,
+    )  # fmt: skip
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(scheduler.run, jobs(infos("ttttttttt")), {})
+            await anyio.wait_all_tasks_blocked()
+            begun = len(stage.log)
+            assert begun <= 4  # two that run, and for the first one that ends another one
+            written.set()
+    assert len(stage.log) == 9
 
 
 async def test_a_dependent_waits_for_its_parents_record() -> None:

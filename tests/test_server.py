@@ -118,6 +118,7 @@ def test_what_the_server_saw_pass(http: httpx.Client) -> None:
     run(http, place, "result = {'a': 1}")
     run(http, place, "1 / 0")
     assert http.get(f"{place}/history").json() == history | {"phase": "tool python", "calls": 2}
+    assert http.get(f"{place}/history/calls").json()["statistics"] == {"python": {"calls": 2, "errors": 1}}
     assert http.get(f"{place}/history/calls").json()["calls"] == [
         {"tool": "python", "arguments": {"code": "result = {'a': 1}"}, "success": True, "result": {"a": 1},
          "error": None},
@@ -268,6 +269,15 @@ def test_a_repeated_call_is_carried_out_once(http: httpx.Client) -> None:
     other = run(http, place, "result = 0", **{KEY_HEADER: "one"})
     assert (other.status_code, "was used for another request" in other.text) == (422, True)
     http.delete(place)
+
+
+@pytest.mark.parametrize("headers", [{}, {KEY_HEADER: "close"}], ids=["without a key", "with one"])
+def test_what_a_closed_trial_gave_is_kept_for_nobody(headers: dict[str, str], http: httpx.Client) -> None:
+    place = f"/trials/{trial(http, 'thread')}"
+    once = {KEY_HEADER: "once"}
+    assert [run(http, place, "result = 'large'", **once).json()["result"] for _ in range(2)] == ["large"] * 2
+    assert http.delete(place, headers=headers).status_code == 200
+    assert run(http, place, "result = 'large'", **once).status_code == 404
 
 
 def test_a_trial_is_opened_once(http: httpx.Client) -> None:

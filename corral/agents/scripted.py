@@ -11,8 +11,9 @@ from typing import Any
 import anyio
 
 from corral.agents.base import BaseAgent
+from corral.call_history import Room
 from corral.errors import ConfigError
-from corral.types import ToolResponse
+from corral.types import ToolCall, ToolResponse
 
 
 class ToolFailed(Exception):
@@ -32,6 +33,7 @@ class Lab:
         self._task_id = task_id
         self._think_time = think_time
         self._log = log
+        self._room = Room()
 
     def call(self, tool: str, **arguments: Any) -> Any:
         """Call a tool and return what it gives. ToolFailed if the call failed."""
@@ -40,12 +42,13 @@ class Lab:
         return self._taken(tool, arguments, self._interface.execute_tool(self._task_id, tool, arguments))
 
     def _taken(self, tool: str, arguments: dict[str, Any], response: ToolResponse) -> Any:
-        self._log.append({"role": "assistant", "tool": tool, "arguments": arguments})
-        if not response.success:
-            error = response.error or "the call failed"
-            self._log.append({"role": "tool", "tool": tool, "error": error})
+        error = None if response.success else response.error or "the call failed"
+        shown = self._room.fit(ToolCall(tool, arguments, response.success, response.result, error))
+        self._log.append({"role": "assistant", "tool": tool, "arguments": shown.arguments})
+        if error is not None:
+            self._log.append({"role": "tool", "tool": tool, "error": shown.error})
             raise ToolFailed(tool, error)
-        self._log.append({"role": "tool", "tool": tool, "result": response.result})
+        self._log.append({"role": "tool", "tool": tool, "result": shown.result})
         return response.result
 
 

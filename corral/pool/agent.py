@@ -15,6 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +30,7 @@ from corral.pool.config import available_cpus
 from corral.pool.exits import Exits
 from corral.pool.hello import Ticket
 from corral.pool.interpreter import Interpreter
+from corral.pool.log_watch import watch_logs
 from corral.pool.main_script import MainScript, taken_from_corral
 from corral.pool.memory import MemoryWatch
 from corral.pool.messages import HostSpec, Loaded
@@ -91,6 +93,7 @@ class Agent:
             stack.enter_context(self._nursery.lifeline())
             stack.push_async_callback(self._shut_down)
             self._tasks.start_soon(MemoryWatch(self._settings.memory_limit).watch, self._processes)
+            self._tasks.start_soon(watch_logs, partial(self._folder.glob, "*.log"))  # not those of a log_dir
             self._stack = stack.pop_all()
         return self
 
