@@ -274,7 +274,7 @@ class TrialRuntime:
                 if is_a_stop(error):
                     raise
                 self.warnings.append(f"close of task {self.spec.task_id!r} failed: {ErrorRecord.of(error)}")
-            self._env.let_go()
+            Environment.let_go(self._env)  # a tool of its own may have this name
         self._jobs.let_go()
         self._process.leave()
         if not self._keep:

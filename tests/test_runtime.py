@@ -738,6 +738,11 @@ class _Closing(Environment):
         """A method that is a tool."""
         return 1
 
+    @tool
+    def let_go(self, what: str) -> str:
+        """A tool with a name that Corral uses too, as a gripper may have it."""
+        return what
+
     @tool(background=True)
     def later(self) -> int:
         """A job."""
