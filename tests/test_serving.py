@@ -143,7 +143,9 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 
 
 def test_killed_it_leaves_nothing_and_starts_again_at_once() -> None:
+    began = time.monotonic()
     with serving(f"{ENVS}:processes", "--pool-size", "2") as server:
+        usual = time.monotonic() - began  # a busy machine starts anything slowly
         with CorralRouter(server.url) as router:
             opened = router.create_trial("a")
             bound = router.for_trial(opened["trial_runtime_id"], "a")
@@ -155,7 +157,7 @@ def test_killed_it_leaves_nothing_and_starts_again_at_once() -> None:
         began = time.monotonic()
         port = int(server.url.rpartition(":")[2])
         with serving(f"{ENVS}:processes", "--pool-size", "1", port=port) as again:
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 5 + usual
             with CorralRouter(again.url) as router:
                 assert router.get_available_tasks() == list("abcd")
             until(lambda: not alive(everyone), within=5)
