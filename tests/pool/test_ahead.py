@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import Any
@@ -35,6 +36,15 @@ async def waiting(workers: WorkerPool) -> int:
     (pid,) = await eventually(others)
     await anyio.sleep(0)
     return int(pid)
+
+
+def sockets(pid: int) -> set[str]:
+    """Which sockets a process has open."""
+    targets = set()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            targets.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+    return {target for target in targets if target.startswith("socket:")}
 
 
 async def test_a_lease_gets_the_process_that_waits_and_the_next_one_another(fresh: str) -> None:
@@ -91,7 +101,9 @@ async def test_one_that_ends_before_it_has_read_that_a_trial_is_its_own_is_repla
     """It was there when it was looked at: its end was on its way."""
     async with pool(fresh="fork") as workers:
         pid = await waiting(workers)
-        await eventually(lambda: psutil.Process(pid).net_connections("unix"))  # it has come
+        worker = workers.statistics().workers[0].pid
+        assert worker is not None
+        await eventually(lambda: sockets(pid) - sockets(worker))  # it has come: one is no longer its worker's
         os.kill(pid, signal.SIGSTOP)
         await eventually(lambda: not is_there(pid))
         monkeypatch.setattr(ahead, "is_there", lambda pid: True)
