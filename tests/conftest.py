@@ -128,8 +128,11 @@ def _is_ours(process: psutil.Process) -> bool:
 
 def left_behind(before: set[int]) -> list[psutil.Process]:
     """The live processes that were started since ``before`` was taken and descend from this one."""
-    found = {child.pid: child for child in psutil.Process().children(recursive=True) if child.pid not in before}
-    for pid in set(psutil.pids()) - before - found.keys():
+    new = set(psutil.pids()) - before
+    if not new:  # after most tests: to go through all processes takes longer than many a test
+        return []
+    found = {child.pid: child for child in psutil.Process().children(recursive=True) if child.pid in new}
+    for pid in new - found.keys():
         try:
             process = psutil.Process(pid)
         except psutil.Error:

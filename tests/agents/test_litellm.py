@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from corral.agents.testing import Fault, Faults, ScriptedEndpoint, following
 from tests.support.agent_envs import only_trial, weigher
 from tests.support.endpoints import serving
 
-pytest.importorskip("litellm")
 pytestmark = [
+    pytest.mark.skipif(find_spec("litellm") is None, reason="corral[litellm] is not installed"),  # importing takes long
     pytest.mark.anyio,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # litellm's own, at import and per call

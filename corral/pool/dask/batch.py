@@ -19,7 +19,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,9 @@ the node, which is waited for. There is no ``$``, which HTCondor would take for 
 LOOK = 0.2
 """Seconds between two looks for such a mark."""
 
+SUBMIT_PATIENCE = 30.0
+"""Seconds that a batch system may take to accept jobs that are not wanted any more."""
+
 END_PATIENCE = 10.0
 """Seconds for the jobs that were cancelled to end: nodes allow themselves 5."""
 
@@ -62,7 +65,7 @@ async def batch_nodes(launch: BatchNodes, security: Security) -> AsyncIterator[S
             # Not by ``scale``, which submits in the background and tells nobody what was refused.
             for _ in range(launch.nodes):
                 cluster.worker_spec.update(cluster.new_worker_spec())
-            await _submit(cluster)
+            await _to_its_end(_submit(cluster))
             nodes = _BatchNodes(cluster, security, launch, folder)
             await nodes.scale(launch.nodes)
             yield nodes
@@ -185,6 +188,16 @@ async def _submit(cluster: Any) -> None:
         _, found, words = str(error).partition("stderr:\n")
         reason = words.strip() if found else str(error)
         raise EnvStartError(f"{cluster.job_cls.submit_command} refused the job: {reason}") from error
+
+
+async def _to_its_end(submission: Coroutine[Any, Any, None]) -> None:
+    """A submission that is given up ends first: until it has, nobody knows by what number to cancel its job."""
+    task = asyncio.ensure_future(submission)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=SUBMIT_PATIENCE)
+        raise
 
 
 def _ended(folder: Path) -> int:
