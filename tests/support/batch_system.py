@@ -9,13 +9,15 @@ import psutil
 
 SUBMIT = """\
 #!/usr/bin/env bash
-# Refuses what asks for the queue "closed"; else runs the script in a session of its own and prints its number.
+# Refuses what asks for the queue "closed"; else runs the script in a session of its own and prints its number: for the
+# queue "slow" when it has run for a second.
 if grep -q '^#PBS -q closed' "$1"; then echo "qsub: Unknown queue" >&2; exit 170; fi
 logs=$(sed -n 's/^#PBS -e //p' "$1")
 script="{folder}/$$.sh"
 cp "$1" "$script"
 setsid bash "$script" </dev/null >"$logs/job.o$$" 2>"$logs/job.e$$" &
 echo $! >"{folder}/$$.pid"
+if grep -q '^#PBS -q slow' "$1"; then sleep 1; fi
 echo "$$.here"
 """
 

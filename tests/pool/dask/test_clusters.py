@@ -228,6 +228,22 @@ async def test_jobs(jobs: Path) -> None:
     assert not list(jobs.glob(".corral-jobs-*"))
 
 
+async def test_jobs_of_which_no_number_is_known_yet_are_cancelled_too(jobs: Path) -> None:
+    """The batch system has them, and still tells so, as they are given up."""
+    launching = asyncio.ensure_future(_launch(batch(jobs, queue="slow")))
+    await eventually(lambda: len(batch_system.running(jobs)) == 2)
+    launching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await launching
+    await eventually(lambda: not batch_system.running(jobs))
+    assert not list(jobs.glob(".corral-jobs-*"))
+
+
+async def _launch(launch: Launch) -> None:
+    async with launched(launch):
+        raise AssertionError("there is no node yet")
+
+
 @pytest.mark.slow
 async def test_a_lost_job_is_replaced(jobs: Path) -> None:
     async with client_of(batch(jobs)) as client:
