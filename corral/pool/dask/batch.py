@@ -196,7 +196,8 @@ async def _to_its_end(submission: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task], timeout=SUBMIT_PATIENCE)
+        with contextlib.suppress(Exception):  # whatever comes of it, it is given up
+            await asyncio.wait_for(task, SUBMIT_PATIENCE)
         raise
 
 
