@@ -29,7 +29,7 @@ from corral.errors import ErrorRecord, ProtocolError
 from corral.pool.agent import Agent, AgentSettings
 from corral.pool.config import available_cpus
 from corral.pool.dask.desk import Desk
-from corral.pool.dask.messages import HEADER, AgentOrder, Greeting, NotStarted, pack_answer, unpack_request
+from corral.pool.dask.messages import HEADER, AgentOrder, Bodies, Greeting, NotStarted, pack_answer, unpack_request
 
 END_PATIENCE = 3.0
 """Seconds for ending in order what it started, once its lease is over or its input has ended."""
@@ -122,7 +122,7 @@ class _Inlet(asyncio.Protocol):
     def __init__(self, desk: Desk, over: anyio.Event) -> None:
         self._desk = desk
         self._over = over
-        self._data = bytearray()
+        self._bodies = Bodies()
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
         self.in_order = True
@@ -130,13 +130,7 @@ class _Inlet(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = time.monotonic()
-        self._data += data
-        while len(self._data) >= HEADER.size:
-            number, size = HEADER.unpack_from(self._data)
-            if len(self._data) < HEADER.size + size:
-                return
-            body = bytes(memoryview(self._data)[HEADER.size : HEADER.size + size])
-            del self._data[: HEADER.size + size]
+        for number, body in self._bodies.feed(data):
             task = asyncio.get_running_loop().create_task(self._answer(number, body))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -217,7 +217,7 @@ class Engine:
         calls = [self._ask(contact, leave) for contact in self._contacts.values()]
         with contextlib.suppress(Exception):
             await _within(SILENCE, _all(calls))
-        for task in list(self._tasks):
+        for task in [*self._tasks, *(call for contact in self._contacts.values() for call in contact.calls)]:
             task.cancel()
 
     async def _take_plugin_out(self) -> None:
@@ -326,7 +326,7 @@ class Engine:
         if contact is None:
             finish(NodeGone("it is gone"))
             return
-        task = self._start(self._carry_out(contact, body, finish))
+        task = asyncio.get_running_loop().create_task(self._carry_out(contact, body, finish))
         contact.calls.add(task)
         task.add_done_callback(contact.calls.discard)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import pickle
 import struct
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -249,3 +250,22 @@ def unpack_answer(body: bytes) -> Any:
 
 HEADER = struct.Struct("!QQ")
 """Between a Dask worker and its agent, before each body: the number of the request, and the body's length."""
+
+
+class Bodies:
+    """What a stream of headers and bodies has brought so far."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Take what came, and give the bodies that are whole now, each with its request's number."""
+        self._data += data
+        while len(self._data) >= HEADER.size:
+            number, size = HEADER.unpack_from(self._data)
+            end = HEADER.size + size
+            if len(self._data) < end:
+                return
+            body = bytes(memoryview(self._data)[HEADER.size : end])
+            del self._data[:end]
+            yield number, body

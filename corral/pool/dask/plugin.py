@@ -18,13 +18,13 @@ import contextlib
 import os
 import sys
 import tempfile
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from corral.pool.dask.messages import HEADER
+from corral.pool.dask.messages import HEADER, Bodies
 
 START_PATIENCE = 60.0
 """Seconds for an agent to say that it is there."""
@@ -93,19 +93,17 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]  # its base is untyped
     async def _start(self) -> _Link:
         command = list(self._command)
         command[self._command_at] = command[self._command_at] or sys.executable
-        link = None
+        link = _Link()
         with tempfile.TemporaryFile() as log:
             try:
                 environment = {**os.environ, **self._environment}
-                process = await asyncio.create_subprocess_exec(
-                    *command, stdin=PIPE, stdout=PIPE, stderr=log, env=environment, start_new_session=True
+                await asyncio.get_running_loop().subprocess_exec(
+                    lambda: link, *command, stdin=PIPE, stdout=PIPE, stderr=log, env=environment, start_new_session=True
                 )
-                link = _Link(process)
                 async with asyncio.timeout(START_PATIENCE):
                     await link.begin(self._order)
-            except (OSError, ValueError, EOFError) as error:
-                if link is not None:
-                    await link.close(patience=0)
+            except (OSError, ValueError) as error:
+                await link.close(patience=0)
                 log.seek(0)
                 said = log.read()[-LAST_WORDS:].decode("utf-8", "backslashreplace").strip()
                 why = said.rpartition("\n")[2] or str(error) or type(error).__name__
@@ -113,63 +111,82 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]  # its base is untyped
         return link
 
 
-class _Link:
-    """The streams to an agent, and the requests that wait for its answers."""
+class _Link(asyncio.SubprocessProtocol):
+    """An agent's process, its streams, and the requests that wait for its answers."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self) -> None:
+        self._process: asyncio.SubprocessTransport | None = None
+        self._commands: asyncio.WriteTransport
         self._numbers = count(1)
+        self._bodies = Bodies()
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._greeted: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._first = b""
+        """What came of the greeting, which is a line."""
+        self._exited = asyncio.Event()
         self.greeting = ""
         self.incarnation = ""
         self.has_ended = False
 
     async def begin(self, order: bytes) -> None:
-        """Give it its order and hear its greeting."""
+        """Give it its order and hear its greeting. ConnectionError, or ValueError, if that is not one."""
         import json
 
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(HEADER.pack(0, len(order)) + order)
-        self.greeting = (await self._process.stdout.readuntil(b"\n")).decode()
+        self._commands.write(HEADER.pack(0, len(order)) + order)
+        self.greeting = (await self._greeted).decode()
         self.incarnation = str(json.loads(self.greeting)["incarnation"])
-        self._reading = asyncio.ensure_future(self._read(self._process.stdout))
 
     async def ask(self, body: bytes) -> bytes:
         """The answer to a request. ConnectionError if the agent ends first."""
-        if self.has_ended or self._process.stdin is None:
+        if self.has_ended or self._commands.is_closing():
             raise ConnectionError
         number = next(self._numbers)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._process.stdin.write(HEADER.pack(number, len(body)) + body)
+            self._commands.write(HEADER.pack(number, len(body)) + body)
             return await answer
         finally:
             self._waiting.pop(number, None)
 
-    async def _read(self, stream: asyncio.StreamReader) -> None:
-        try:
-            with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-                while True:
-                    number, size = HEADER.unpack(await stream.readexactly(HEADER.size))
-                    body = await stream.readexactly(size)
-                    if (answer := self._waiting.get(number)) and not answer.done():
-                        answer.set_result(body)
-        finally:
-            self.has_ended = True
-            for answer in self._waiting.values():
-                if not answer.done():
-                    answer.set_exception(ConnectionResetError())
-
     async def close(self, patience: float = END_PATIENCE) -> None:
         """End its input, and wait until it has ended."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        if self._process is None:
+            return
+        self._commands.close()
         try:
             async with asyncio.timeout(patience):
-                await self._process.wait()
+                await self._exited.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            await self._process.wait()
+            await self._exited.wait()
+        self._process.close()
+
+    # ---- what asyncio calls ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._process = cast(asyncio.SubprocessTransport, transport)
+        self._commands = cast(asyncio.WriteTransport, self._process.get_pipe_transport(0))
+
+    def pipe_data_received(self, descriptor: int, data: bytes) -> None:
+        if not self._greeted.done():
+            line, end, data = (self._first + data).partition(b"\n")
+            self._first = line
+            if not end:
+                return
+            self._greeted.set_result(line)
+        for number, body in self._bodies.feed(data):
+            if (answer := self._waiting.get(number)) is not None and not answer.done():
+                answer.set_result(body)
+
+    def pipe_connection_lost(self, descriptor: int, error: Exception | None) -> None:
+        if descriptor != 1:
+            return
+        self.has_ended = True
+        for answer in (self._greeted, *self._waiting.values()):
+            if not answer.done():
+                answer.set_exception(ConnectionResetError("it ended"))
+
+    def process_exited(self) -> None:
+        self._exited.set()
