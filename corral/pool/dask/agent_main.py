@@ -29,6 +29,7 @@ from corral.errors import ErrorRecord, ProtocolError
 from corral.pool.agent import Agent, AgentSettings
 from corral.pool.config import available_cpus
 from corral.pool.dask.desk import Desk
+from corral.pool.dask.loops import new_event_loop
 from corral.pool.dask.messages import HEADER, AgentOrder, Bodies, Greeting, NotStarted, pack_answer, unpack_request
 
 END_PATIENCE = 3.0
@@ -48,7 +49,7 @@ def main() -> None:
     order = _read_order(commands)
     if order is not None:
         _settle(order)
-        anyio.run(_serve, order, commands, answers)
+        anyio.run(_serve, order, commands, answers, backend_options={"loop_factory": new_event_loop})
     os._exit(0)
 
 

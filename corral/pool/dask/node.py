@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from corral.pool.config import available_cpus
+from corral.pool.dask.loops import new_event_loop
 from corral.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def main() -> None:
     lifeline = _lifeline() if options.piped else None
     security = {"tls_ca_file": options.tls_ca_file, "tls_worker_cert": options.tls_cert,
                 "tls_worker_key": options.tls_key} if lifeline is None else _read_credentials(lifeline)  # fmt: skip
-    asyncio.run(_serve(options, security, lifeline))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(options, security, lifeline))
 
 
 def _lifeline() -> int:
