@@ -103,7 +103,8 @@ async def test_one_that_ends_before_it_has_read_that_a_trial_is_its_own_is_repla
         pid = await waiting(workers)
         worker = workers.statistics().workers[0].pid
         assert worker is not None
-        await eventually(lambda: sockets(pid) - sockets(worker))  # it has come: one is no longer its worker's
+        # It has come: one socket is not its worker's, and it waits there, for it has said who it is.
+        await eventually(lambda: sockets(pid) - sockets(worker) and psutil.Process(pid).status() == "sleeping")
         os.kill(pid, signal.SIGSTOP)
         await eventually(lambda: not is_there(pid))
         monkeypatch.setattr(ahead, "is_there", lambda pid: True)
