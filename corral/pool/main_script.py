@@ -3,6 +3,7 @@
 Environments and builders may be defined in it, and modules may be set up by it, so it is imported in every interpreter
 that loads the environments; as ``__mp_main__``, so that what it guards with ``if __name__ == "__main__":`` does not run
 there. The module is found under both names, as with ``multiprocessing`` and anyio: what was pickled by name is found.
+It finds the arguments that it was started with, too, there and when what is built in it looks for them later.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class MainScript:
     path: str
     module: str | None = None
     """Its name, of a module: imported by name, it may use relative imports."""
+    arguments: tuple[str, ...] = ()
+    """What it was given: ``sys.argv[1:]``."""
 
     @classmethod
     def of_this_process(cls) -> MainScript | None:
@@ -38,7 +41,7 @@ class MainScript:
             return None
         spec = getattr(main, "__spec__", None)
         name = getattr(spec, "name", None) if getattr(spec, "origin", None) == path else None
-        return cls(os.path.abspath(path), None if name == "__main__" else name)
+        return cls(os.path.abspath(path), None if name == "__main__" else name, tuple(map(str, sys.argv[1:])))
 
 
 def taken_from_corral(script: MainScript) -> set[str]:
@@ -67,6 +70,7 @@ def import_main(script: MainScript | None) -> None:
     main = sys.modules["__main__"] = ModuleType("__mp_main__")  # there meanwhile: some modules import it
     if script is not None:
         _importing = True
+        sys.argv = [script.path, *script.arguments]
         try:
             main.__dict__.update(_run(script))
         except BaseException:

@@ -15,7 +15,6 @@ import random
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple
 from pathlib import Path
 from socket import socket, socketpair
 from typing import NoReturn
@@ -32,8 +31,8 @@ from corral.runtime import describe, load
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
     "from corral.pool.spare import MainScript, spare_main; "
-    "main = json.loads(sys.argv[5]); "
-    "spare_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], MainScript(*main) if main else None)"
+    "main, arguments = json.loads(sys.argv[5]), tuple(sys.argv[6:]); "
+    "spare_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], MainScript(*main, arguments) if main else None)"
 )
 
 
@@ -91,7 +90,9 @@ def start_spare(spec: HostSpec, load: Load) -> Spare:
     with theirs:
         number = theirs.fileno()
         command = [sys.executable, "-u", "-c", _BOOT, str(number), str(os.getpid()), spec.work_root]
-        told = [json.dumps(sys.path), json.dumps(spec.main and astuple(spec.main))]
+        main = spec.main
+        # Its arguments are arguments here too: all of them in one would be more than one may hold.
+        told = [json.dumps(sys.path), json.dumps(main and (main.path, main.module)), *(main.arguments if main else ())]
         process = subprocess.Popen([*command, *told], pass_fds=[number], stdin=subprocess.DEVNULL, process_group=0)
     process.returncode = 0  # waited for by pid, like a fork: the object need not
     return Spare(process.pid, ours, load)

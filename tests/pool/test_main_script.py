@@ -143,6 +143,18 @@ def test_it_is_found_under_both_names(tmp_path: Path, fresh: str) -> None:
     assert script.run().stdout == "[True, '__mp_main__', '__mp_main__']\n"
 
 
+def test_it_finds_its_arguments_wherever_it_is_imported(tmp_path: Path, fresh: str) -> None:
+    """And so does what is built of it, later. They may be more than one argument of a command can hold."""
+    many = ["x" * 1000] * 200
+    top = "\nimport argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--level', type=int)\n"
+    top += "parser.add_argument('more', nargs='*')\nOPTIONS = parser.parse_args()\n"
+    code = "import sys; from __main__ import OPTIONS as o; result = [o.level, len(o.more), sys.argv[1:3], sys.argv[0]]"
+    script = Script(tmp_path, top, running(fresh, code))
+    done = script.run("--level", "3", *many)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"[3, 200, ['--level', '3'], {str(script.path)!r}]\n"
+
+
 def test_it_may_take_over_streams_and_signals(tmp_path: Path) -> None:
     """As it does it, workers undo it: they print to their log, and end when the pool does."""
     grabs = """

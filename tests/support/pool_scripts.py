@@ -74,9 +74,9 @@ class Script:
             text=True,
         )
 
-    def run(self, *, by_stdin: bool = False) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, by_stdin: bool = False) -> subprocess.CompletedProcess[str]:
         """Run it to its end, by path or as ``python - < script``."""
-        command = [sys.executable, "-"] if by_stdin else [sys.executable, str(self.path)]
+        command = [sys.executable, "-" if by_stdin else str(self.path), *arguments]
         return subprocess.run(
             command,
             env=self.environment,
