@@ -56,6 +56,7 @@ from corral.types import FreshMode
 
 def host_main(spec: HostSpec) -> NoReturn:
     """The one call of a worker that is an interpreter of its own. It ends with the process, never by returning."""
+    guards.close_inherited()
     lifeline, reply = os.dup(0), os.dup(1)  # anyio's pipes: closed, they would mean that this worker is dead
     run_host(spec, lifeline, {lifeline, reply})
 

@@ -18,6 +18,7 @@ import atexit
 import os
 import sys
 import threading
+from typing import Any
 
 LEAVING_PATIENCE = 5.0
 """Seconds. For handlers that wait for others, such as the processes of a pool that they end."""
@@ -33,7 +34,8 @@ def begin_anew() -> None:
 
 def leave() -> None:
     """Do what the interpreter does at its end, short of ending."""
-    of_executors = list(reversed(getattr(threading, "_threading_atexits", ())))
+    handlers = getattr(threading, "_threading_atexits", ())
+    of_executors = [handler for handler in reversed(handlers) if not _has_nothing_to_do(handler)]
     if not of_executors and atexit._ncallbacks() == 0 and not _multiprocessing_was_used():
         return  # else a thread would have to be started for nothing
     limit = threading.Timer(LEAVING_PATIENCE, os._exit, (0,))
@@ -45,6 +47,16 @@ def leave() -> None:
     if _multiprocessing_was_used():
         atexit.register(sys.modules["multiprocessing.util"]._exit_function)
         atexit._run_exitfuncs()
+
+
+def _has_nothing_to_do(handler: Any) -> bool:
+    """Of an executor's handler: whether no executor of that kind has run. A fork has it of whoever imported the module.
+
+    Those of the standard library and of loky alike keep their threads in a dictionary of this name.
+    """
+    home = vars(sys.modules.get(getattr(getattr(handler, "func", None), "__module__", None) or "", object))
+    threads = [home[name] for name in ("_threads_queues", "_threads_wakeups") if name in home]
+    return bool(threads) and not any(threads)
 
 
 def _multiprocessing_was_used() -> bool:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from corral.errors import ConfigError, NotFound, TrialError
-from corral.pool import WorkerPool, WorkerPoolConfig
+from corral.pool import WorkerPool, WorkerPoolConfig, nursery
 from corral.pool.worker_environment import NATIVE_THREADS
 from corral.types import Action, TaskTrialResult
 from tests.support import pool_envs
@@ -311,6 +311,30 @@ async def test_a_trial_process_holds_no_descriptor_of_its_worker() -> None:
         pytest.skip("the descriptors of a process are read from /proc")
     async with pool(fresh="fork") as workers:
         assert [kind for kind in await once(workers, look) if not kind.startswith("/")] == ["socket"]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
+@pytest.mark.parametrize("with_nursery", [True, False])
+async def test_nor_one_of_its_supervisor_s_where_that_runs_uvloop(
+    fresh: str, with_nursery: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which gives a child all that is inheritable."""
+    if not with_nursery:
+        monkeypatch.setattr(nursery, "MAX_LOSSES", 0)
+    look = """
+        import os
+        result = {n: os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
+                  if int(n) > 2 and os.path.exists(f"/proc/self/fd/{n}")}
+    """
+    own = os.open(os.devnull, os.O_RDONLY)
+    try:
+        os.set_inheritable(own, True)
+        async with pool(fresh=fresh) as workers:
+            held = await once(workers, look)
+        assert [target.split(":")[0] for target in held.values()] == ["socket"], held
+    finally:
+        os.close(own)
 
 
 # ---- opening and closing ----

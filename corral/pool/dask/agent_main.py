@@ -31,6 +31,7 @@ from corral.pool.config import available_cpus
 from corral.pool.dask.desk import Desk
 from corral.pool.dask.loops import new_event_loop
 from corral.pool.dask.messages import HEADER, AgentOrder, Bodies, Greeting, NotStarted, pack_answer, unpack_request
+from corral.pool.guards import close_inherited
 
 END_PATIENCE = 3.0
 """Seconds for ending in order what it started, once its lease is over or its input has ended."""
@@ -40,6 +41,7 @@ TICK = 0.5
 
 def main() -> None:
     """Be an agent, to the end of this process."""
+    close_inherited()
     commands, answers = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
