@@ -93,7 +93,11 @@ class Interpreter:
             if self._program is not None:
                 command = [sys.executable, "-u", "-c", self._program]
             given = {**streams, "stderr": log, "env": worker_environment(), "start_new_session": True}
-            process = self._process = _Killable(await anyio.open_process(command, **given))
+            try:
+                process = self._process = _Killable(await anyio.open_process(command, **given))
+            except OSError as error:
+                error.filename = error.filename or command[0]  # uvloop does not say what it did not find
+                raise
         self.pid = process.pid
         return process
 
