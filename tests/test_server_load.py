@@ -117,9 +117,7 @@ def test_wetlab_gives_the_same_report_every_way(tmp_path: Path) -> None:
 
     def bench(name: str, interface: Any, agent: Any = ScriptedAgent, backend: str = "asyncio", **options: Any) -> bytes:
         runner = CorralRunner(interface, agent_factory=lambda context: agent(expert), checkpoint_dir=tmp_path / name)
-        run = partial(
-            runner.abench, tasks, session_id="s", seed=1, trials_per_task=2, max_concurrency=4, **options
-        )
+        run = partial(runner.abench, tasks, session_id="s", seed=1, trials_per_task=2, max_concurrency=4, **options)
         return stable_bytes(anyio.run(run, backend=backend))
 
     expected = bench("local", build_envs, worker_pool=4)
