@@ -117,8 +117,12 @@ def test_throughput_runs_sessions_and_peers(tmp_path: Path) -> None:
     kinds = ("in-process", "pool-reused")
     given = run(
         tmp_path, "throughput", "--trials", "200", "--rounds", "1", "--size", "2", "--kinds", *kinds,
-        "--waits", "4", "--wait", "0.1", "--slots", "2",
+        "--waits", "4", "--wait", "0.1", "--slots", "2", "--flush", "0.02",
     )  # fmt: skip
+    slow = rows(given, "The same on a disk whose flush takes 20 ms longer")
+    assert all(row["wall"] > 0.02 for name, row in slow.items() if name != "a trial on a reused process")
+    assert len(slow) == 7
+    assert slow["a trial on a reused process"]["wall"] < 0.02  # its records share their flushes
     for kind in kinds:
         row = rows(given, f"One more trial that does nothing: {kind}")["200"]
         assert row["a second"] == pytest.approx(1 / row["wall"])

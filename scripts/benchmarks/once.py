@@ -62,6 +62,8 @@ class Order:
     folder: str
     durable: bool = False
     """Whether peers wait until each line is on the disk, as a session's journal does."""
+    flush: float = 0.0
+    """Seconds that every flush to the disk takes longer than here, as if the disk were another one."""
 
 
 class Watch(Silent):
@@ -79,6 +81,8 @@ class Watch(Silent):
 
 def main() -> int:
     order = Order(**json.loads(sys.argv[2]))
+    if order.flush:
+        slow_down_flushes(order.flush)
     before, cpu, watch = psutil.Process().memory_info().rss, cpu_seconds(), Watch()
     result: BenchmarkResult | None = None
     try:
@@ -101,6 +105,17 @@ def main() -> int:
         figures |= facts(result, order)
     print(json.dumps(figures))
     return 0
+
+
+def slow_down_flushes(seconds: float) -> None:
+    """Let ``os.fsync``, by which Corral's journal and the peers' lines alike come to the disk, take so much longer."""
+    flush = os.fsync
+
+    def slow(descriptor: int) -> None:
+        time.sleep(seconds)
+        flush(descriptor)
+
+    os.fsync = slow  # type: ignore[assignment]
 
 
 # ---- Corral ----

@@ -5,6 +5,10 @@ run in a process of its own. A trial asks for its prompt and its tools, answers,
 first record to the last, by the trials between them. CPU time and memory are the difference to a session of a hundred
 trials, by the further ones: so the start of a pool is not in them, and planning and reporting are.
 
+A flush to the disk takes a tenth of a millisecond on many virtual machines, milliseconds on a disk that does as it is
+told. Peers write line by line; a session's records share their flushes. So one table is of a slower disk: of this one,
+with every flush made longer.
+
 Then trials that wait, each in fresh process state: what a pool loses of the time that they wait.
 """
 
@@ -27,7 +31,7 @@ from benchmarks.environments import build_work
 from benchmarks.measuring import count, cpu_seconds
 from benchmarks.once import PEERS, RESUMED, REUSED, SESSIONS, TASKS, Order
 from benchmarks.pools import serving
-from benchmarks.report import Report, progress
+from benchmarks.report import Report, progress, seconds
 from corral import CorralRunner
 from corral.agents import ScriptedAgent
 from corral.pool.config import available_cpus
@@ -35,6 +39,7 @@ from corral.scratch import scratch_folder
 
 MOST_BY_FORK, MOST_BY_SPAWN = 10_000, 2 * TASKS
 """Trials in fresh processes: more of them would take all day."""
+OWN = "a trial on a reused process"
 COLUMNS = {
     "trials": "n", "wall": "s", "a second": "n", "supervisor CPU": "s", "processes' CPU": "s", "memory": "B",
     "its state": "B", "journal": "B", "resume": "s",
@@ -47,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--large", action="store_true", help="100,000 trials too, but for fresh processes")
     parser.add_argument("--size", type=count, default=available_cpus(), help="processes, and trials at once")
     parser.add_argument("--rounds", type=count, default=3, help="of up to 1,000 trials; one of more")
+    parser.add_argument("--flush", type=float, default=3e-3, help="seconds of a slower disk's flush (0: no such table)")
     parser.add_argument("--waits", type=int, default=64, help="trials that wait")
     parser.add_argument("--wait", type=float, default=0.5, help="seconds that each of them waits")
     parser.add_argument("--slots", type=count, default=8, help="the pool of the trials that wait")
@@ -61,6 +67,8 @@ def run(options: argparse.Namespace) -> Report:
     peers = measure_peers(report, sizes[0], options)
     if REUSED in costs:
         add_targets(report, costs[REUSED], peers, sizes)
+    if options.flush:
+        measure_slow_disk(report, options)
     if options.waits:
         measure_waits(report, options)
     return report
@@ -158,6 +166,23 @@ def measure_peers(report: Report, trials: int, options: argparse.Namespace) -> d
         "on the disk: each line is, before the next is written, as records in a session's journal are",
     )  # fmt: skip
     return found
+
+
+def measure_slow_disk(report: Report, options: argparse.Namespace) -> None:
+    """One table: a trial of Corral's beside a peer's task and its line, where a flush to the disk takes long."""
+    progress(f"a disk whose flush takes {options.flush:g} s longer")
+    found = {OWN: once(REUSED, 5 * TASKS, options.size, flush=options.flush)["each"]}
+    for kind in PEERS:
+        figures = once(kind, 2 * TASKS, options.size, durable=True, flush=options.flush)
+        if "missing" not in figures:
+            found[kind] = figures["each"]
+    rows = [{"subject": name, "wall": wall, "a second": 1 / wall} for name, wall in found.items()]
+    report.table(
+        f"The same on a disk whose flush takes {seconds(options.flush)} longer than this one's",
+        {"subject": "text", "wall": "s", "a second": "n"}, rows, "each trial and each line is on the disk",
+    )  # fmt: skip
+    for kind, wall in list(found.items())[1:]:
+        report.target(f"{OWN}, to a task of {kind} and a line, on such a disk", found[OWN] / wall, 1.0)
 
 
 def add_targets(report: Report, reused: dict[int, dict[str, float]], peers: dict[str, float], sizes: list[int]) -> None:
