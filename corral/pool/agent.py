@@ -87,7 +87,7 @@ class Agent:
             self._listener = await stack.enter_async_context(open_listener(self._folder))
             self._limiter = anyio.CapacityLimiter(math.inf)
             self._starts = anyio.CapacityLimiter(available_cpus())
-            self._exits = Exits(available_cpus())
+            self._exits = Exits(max(1, available_cpus() - 1))  # one is the supervisor's
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             self._nursery = Nursery(self._folder, self._listener, self._limiter, self._tasks, _modules(self._settings))
             stack.enter_context(self._nursery.lifeline())

@@ -9,12 +9,14 @@ Guarantees
       serves them all, or the worker is about to be renewed.
     * One that could not be made, was killed or stopped meanwhile, alone or with its worker, is charged to nobody: both
       are looked at before it is used. It has run nothing of anybody's, so one that is there does answer.
-    * It is made when a processor is idle, and not in the moment in which many trials begin at once.
+    * It is made when a processor is idle, and not in the moment in which many trials begin at once; where leases are
+      far apart, when everything that begins with a trial has had its turn.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING
 
 import anyio
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 PAUSE = 0.05
 """Seconds after which a process is made though no processor is idle: what begins with a trial has then had its turn."""
+FAR = 4 * PAUSE
+"""Seconds between two leases: where they are further apart, one that is begun after the PAUSE comes early enough."""
 
 
 class Ahead:
@@ -39,12 +43,17 @@ class Ahead:
         """``most``: how many leases will take a process of this worker, at most."""
         self._worker = worker
         self._to_come = math.inf if most is None else most
+        self._taken = time.monotonic()
+        self._apart = 0.0
+        """Seconds between the last two leases, or from the worker's start to its first."""
         self._waiting: dict[FreshMode, TrialProcess | None] = {}
         """None: it is just being ordered."""
 
     async def take(self, fresh: FreshMode) -> TrialProcess | None:
         """The one that waits, to serve a lease from now on. None if there is none, or none that is of use any more."""
         self._to_come -= 1
+        now = time.monotonic()
+        self._apart, self._taken = now - self._taken, now
         process = self._waiting.pop(fresh, None)
         if process is None:
             return None
@@ -65,7 +74,7 @@ class Ahead:
 
         An interpreter that loads computes for longer than one can tell that a processor will be idle.
         """
-        if fresh == "spawn" or not has_idle_processor():
+        if fresh == "spawn" or self._apart > FAR or not has_idle_processor():
             with anyio.move_on_after(PAUSE):
                 await over.wait()
         if fresh in self._waiting or self._to_come < 1:

@@ -5,7 +5,8 @@ Purpose
     computing. Where many trials end at once, processors that share all of it have everything done at the end of it; in
     turn, the first slots serve again long before the last ones, and their next trials end at different moments.
 Guarantees
-    As many end at once as there are processors. Nobody waits for longer than PATIENCE: an environment that takes long
+    As many end at once as ``most``: as there are processors beside the supervisor's, which has the records to make and
+    the next trials to begin. Nobody waits for longer than PATIENCE: an environment that takes long
     to close keeps nobody up.
 """
 
