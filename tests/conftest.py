@@ -8,6 +8,7 @@ import signal
 import uuid
 import zlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
@@ -49,8 +50,21 @@ ON_NODES = {
 them on each event loop, a tenth of them with all other slow tests."""
 
 
+ON_UVLOOP = {"test_builders", "test_deaths", "test_nursery", "test_pool"}
+"""Modules whose async tests run on uvloop too, with all slow tests: it starts and reaps processes in its own way."""
+
+UVLOOP = ("asyncio", {"use_uvloop": True})
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__.rpartition(".")[2] in ON_NODES and not metafunc.definition.get_closest_marker("local"):
+    module = metafunc.module.__name__.rpartition(".")[2]
+    chosen = any("anyio_backend" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if module in ON_UVLOOP and "anyio_backend" in metafunc.fixturenames and not chosen:
+        marks = [pytest.mark.slow, pytest.mark.skipif(find_spec("uvloop") is None, reason="uvloop is not installed")]
+        loops = ["asyncio", "trio", pytest.param(UVLOOP, id="uvloop", marks=marks)]
+        metafunc.definition.add_marker(pytest.mark.parametrize("anyio_backend", loops))  # the mark replaces the fixture
+    if module in ON_NODES and not metafunc.definition.get_closest_marker("local"):
         marks = [pytest.mark.slow, pytest.mark.timeout(120)]
         if zlib.crc32(metafunc.definition.originalname.encode()) % 10:
             marks.append(pytest.mark.nodes)
