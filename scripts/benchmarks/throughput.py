@@ -173,7 +173,7 @@ def measure_slow_disk(report: Report, options: argparse.Namespace) -> None:
     progress(f"a disk whose flush takes {options.flush:g} s longer")
     found = {OWN: once(REUSED, 5 * TASKS, options.size, flush=options.flush)["each"]}
     for kind in PEERS:
-        figures = once(kind, 2 * TASKS, options.size, durable=True, flush=options.flush)
+        figures = once(kind, TASKS, options.size, durable=True, flush=options.flush)
         if "missing" not in figures:
             found[kind] = figures["each"]
     rows = [{"subject": name, "wall": wall, "a second": 1 / wall} for name, wall in found.items()]

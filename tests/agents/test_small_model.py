@@ -81,7 +81,7 @@ def model() -> Iterator[str]:
 async def test_it_drives_a_whole_trial(model: str, tmp_path: Path) -> None:
     def make(context: object) -> ReActAgent:
         options: dict[str, Any] = {"temperature": 0, "max_tokens": 48, "stop": ["Observation", "\n\n"], "seed": 1}
-        return ReActAgent("local/smollm2", api_base=model, max_iterations=6, timeout=120, **options)
+        return ReActAgent("local/smollm2", api_base=model, max_iterations=3, timeout=120, **options)
 
     trial = await only_trial(tmp_path, make, interface=lambda: {"add": Adder("add")})
     assert (trial.graded, trial.failure) == (True, None)
