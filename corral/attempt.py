@@ -236,7 +236,11 @@ class TrialDriver:
         await self._configure(job, course, bound, configured)
         course.mark("agent")
         self._progress.phase(job.key, "agent")
-        await self._run_agent(job, course, bound)
+        try:
+            await self._run_agent(job, course, bound)
+        except TrialError as error:
+            error.phase = error.phase or "agent"  # else it would be that of the last call that went by
+            raise
         course.mark("submit")
         self._progress.phase(job.key, "scoring")
         await self._conclude(job, course, bound)
@@ -346,7 +350,7 @@ class TrialDriver:
             trial_index=job.key.trial_index,
             token_usage=run.token_usage if run else _copied(course.agent, "token_usage", dict),
             messages=run.messages if run else _copied(course.agent, "messages", list),
-            agent_status=run.status if run else None,
+            agent_status=_status(run) if run else None,
             worker=course.worker,
             timings=course.timings(job.planned_at),
             attempts=attempts,
@@ -368,6 +372,11 @@ class TrialDriver:
         return TaskTrialResult(
             *job.key, state=state, tool_statistics=statistics, error_message=message, surrendered=surrendered
         )
+
+
+def _status(run: AgentRunResult) -> str:
+    """How its agent ended: one that means success and gives nothing has given no answer."""
+    return "no_answer" if run.status == "success" and run.answer is None else run.status
 
 
 def _copied(agent: Any, name: str, kind: type) -> Any:

@@ -34,9 +34,14 @@ def warm_up(environments: Mapping[str, Environment]) -> None:
             each.prepare_schema()
 
 
+def _is_list(environments: Any) -> bool:
+    return isinstance(environments, list | tuple) and all(isinstance(each, Environment) for each in environments)
+
+
 def _checked(environments: Any) -> Mapping[str, Environment]:
     if not isinstance(environments, Mapping):
-        raise ConfigError(f"environments must be a mapping of task id to Environment, not {shown(environments)}")
+        hint = "; for a list of them, {each.task_id: each for each in environments}" if _is_list(environments) else ""
+        raise ConfigError(f"environments must be a mapping of task id to Environment, not {shown(environments)}{hint}")
     for task_id, env in environments.items():
         if not isinstance(task_id, str) or not isinstance(env, Environment):
             what = f"the class {env.__name__}: call it" if isinstance(env, type) else f"a {type(env).__name__}"

@@ -156,6 +156,11 @@ class Environment(metaclass=_EnvironmentMeta):
         if base_work_dir is not None:
             self.base_work_dir = Path(base_work_dir)
         if definition is not None:
+            if not isinstance(definition, TaskDefinition):
+                raise ConfigError(
+                    f"{type(self).__name__}({task_id!r}): the second argument is a TaskDefinition, not {definition!r}; "
+                    "what is the class's own, its __init__ keeps itself"
+                )
             self._define(definition)
 
     # For authors to override.

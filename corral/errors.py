@@ -176,7 +176,7 @@ class NotFound(CorralError, LookupError):
         if known:
             shown = ", ".join(repr(k) for k in known[:10])
             hint = f"; known: {shown}" + (" ..." if len(known) > 10 else "")
-        super().__init__(f"no {what} {name!r} is open here{hint}")
+        super().__init__(f"there is no {what} {name!r}{hint}" if known else f"no {what} {name!r} is open here")
 
     def __str__(self) -> str:
         """The sentence, without the quotes that a LookupError would add."""

@@ -597,3 +597,12 @@ def test_hidden_arguments_by_name(tmp_path: Path) -> None:
     assert values == {"env": env, "state": env.state, "work_dir": tmp_path, "sample": "S", "meter": "M"}
     with pytest.raises(KeyError):
         env.hidden_argument("other")
+
+
+def test_a_second_argument_that_is_no_definition_is_refused_in_a_sentence() -> None:
+    class Mine(Environment):
+        def __init__(self, task_id: str, goal: Any) -> None:
+            super().__init__(task_id, goal)
+
+    with pytest.raises(ConfigError, match=r"Mine\('a'\): the second argument is a TaskDefinition, not 3\.0"):
+        Mine("a", 3.0)

@@ -158,7 +158,7 @@ def test_a_long_traceback_keeps_its_end() -> None:
 
 def test_sentences_that_help() -> None:
     assert str(NotFound("task", "x")) == "no task 'x' is open here"
-    assert str(NotFound("task", "x", ["a", "b"])) == "no task 'x' is open here; known: 'a', 'b'"
+    assert str(NotFound("task", "x", ["a", "b"])) == "there is no task 'x'; known: 'a', 'b'"
     assert str(NotFound("task", "x", [str(n) for n in range(20)])).endswith("'9' ...")
     mismatch = SessionMismatch("s1", ["model was 'a'", "seed is 3"])
     assert "'s1'" in str(mismatch)

@@ -187,7 +187,7 @@ def test_ids_that_are_not_there(router: LocalRouter) -> None:
         router.get_task_status,
         router.get_available_tools_for_task,
     ):
-        with pytest.raises(NotFound, match="no task 'x' is open here; known: 'a', 'b', 'c'"):
+        with pytest.raises(NotFound, match="there is no task 'x'; known: 'a', 'b', 'c'"):
             ask("x")
     with pytest.raises(NotFound, match="no trial 'tr_0'"):
         router.close_trial("tr_0")

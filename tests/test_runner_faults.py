@@ -828,3 +828,31 @@ def test_progress_is_told_of_every_record_and_may_fail(tmp_path: Path, caplog: p
     result = runner(benches(a="thread", b="thread"), answer, tmp_path).bench(progress=progress)
     assert (seen, result.average_score()) == (["a", "b"], 1)
     assert "the run goes on" in caplog.text
+
+
+@WHERE
+@pytest.mark.parametrize("calls", [0, 1])
+def test_an_agent_s_own_failure_is_the_agent_s_phase(mode: Mode, options: Options, calls: int, tmp_path: Path) -> None:
+    """Whatever call of its went by before: a tool that was answered has nothing to do with it."""
+
+    def policy(lab: Any, prompt: str) -> NoReturn:
+        for _ in range(calls):
+            lab.call("python", code="result = 1")
+        raise LookupError("mine")
+
+    (attempt,) = sole(bench(benches(a=mode), policy, tmp_path, **options)).attempts
+    assert (attempt.failure, attempt.phase) == ("agent", "agent")
+
+
+class Silent(BaseAgent):
+    """Gives nothing."""
+
+    def run(self, interface: Any, task_id: str, **_: Any) -> None:
+        return None
+
+
+def test_an_agent_that_gives_nothing_has_given_no_answer(tmp_path: Path) -> None:
+    made = CorralRunner(benches(a="thread"), agent_factory=lambda context: Silent(), checkpoint_dir=tmp_path)
+    (trial,) = made.bench(progress=False).trials
+    assert (trial.graded, trial.score, trial.agent_status) == (True, 0.0, "no_answer")
+    assert trial.error_message == "the agent gave no answer"

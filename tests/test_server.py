@@ -419,7 +419,7 @@ def test_time_limits_and_typed_errors() -> None:
             with pytest.raises(ToolTimeout, match=r"tool python did not end within its limit of 0\.3 s"):
                 bound.execute_tool("a", "python", {"code": "import time; time.sleep(60)"})
             router.close_trial(runtime_id)
-            with pytest.raises(NotFound, match="no task 'x' is open here; known: 'a', 'b', 'c', 'd'"):
+            with pytest.raises(NotFound, match="there is no task 'x'; known: 'a', 'b', 'c', 'd'"):
                 router.create_trial("x")
             with pytest.raises(NotFound, match=runtime_id):
                 bound.get_task_prompt("a")

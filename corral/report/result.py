@@ -102,9 +102,9 @@ class BenchmarkResult:
         return cls(session_id=session_id, task_results=tasks, **more)
 
     @property
-    def trials(self) -> Iterator[TaskTrialResult]:
+    def trials(self) -> tuple[TaskTrialResult, ...]:
         """Every record, in the order of the plan. Of a recorded session without transcripts: see ``whole_trials``."""
-        return (trial for task in self.task_results.values() for trial in task.trials)
+        return tuple(trial for task in self.task_results.values() for trial in task.trials)
 
     @property
     def whole_trials(self) -> Iterator[TaskTrialResult]:

@@ -52,7 +52,8 @@ def find_session(path: str | os.PathLike[str], checkpoint_dir: str | os.PathLike
         folder = place.parent if place.is_file() and place.name in (FILE_NAME, "report.json") else place
         if (folder / FILE_NAME).is_file():
             return folder
-    raise ConfigError(f"no session there: neither {tried[0]} nor {tried[1]} has a {FILE_NAME}")
+    places = " or in ".join(dict.fromkeys(map(str, tried)))
+    raise ConfigError(f"no session there: there is no {FILE_NAME} in {places}")
 
 
 def _kept(record: Record, place: Place) -> tuple[TaskTrialResult, Place]:

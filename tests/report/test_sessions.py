@@ -73,7 +73,7 @@ def test_a_session_whose_run_was_killed_is_told_from_its_records(tmp_path: Path)
 
 def test_trials_are_light_until_they_are_asked_for_whole(tmp_path: Path) -> None:
     session = recorded(tmp_path / "night")
-    light = next(session.trials)
+    light = session.trials[0]
     assert (light.messages, list(light.state)) == ([], ["tool_calls"])
     whole = next(session.whole_trials)
     assert whole.messages[0]["content"] == "task salt/one"

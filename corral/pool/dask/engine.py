@@ -273,7 +273,7 @@ class Engine:
                 break
             await asyncio.sleep(TICK)
         else:
-            raise _Refused("Corral cannot be loaded there: install corral[dask], of this version, in its environment")
+            raise _Refused("Corral cannot be loaded there: install 'corral[dask]', of this version, in its environment")
         if "failed" in reply:
             raise _Refused(reply["failed"])
         greeting = Greeting.from_line(reply["greeting"])
@@ -410,7 +410,7 @@ def _security(config: DaskConfig) -> Any:
 def _told(error: BaseException, config: DaskConfig) -> BaseException:
     """An error of opening, as users are to see it."""
     if isinstance(error, ImportError):
-        return ConfigError(f'backend="dask" needs {error.name or "distributed"}: pip install corral[dask]')
+        return ConfigError(f"backend=\"dask\" needs {error.name or 'distributed'}: pip install 'corral[dask]'")
     if isinstance(error, ConfigError | EnvStartError):
         return error
     if isinstance(error, TypeError) and "TLS" in str(error):
