@@ -160,6 +160,39 @@ def test_while_a_command_is_imported(module: str, held: str, number: signal.Sign
     assert (run.returncode, errors) == (128 + number, f"corral: stopped by {number.name}\n")
 
 
+BUILDS_LONG = """
+import subprocess, sys, time
+from pathlib import Path
+from corral import CorralRunner
+from corral.agents import ScriptedAgent
+from corral.pool import WorkerPoolConfig
+
+def build():
+    child = subprocess.Popen(["sleep", "300"])
+    Path("noted").write_text(str(child.pid))
+    Path("noted").rename("child")
+    time.sleep(60)
+
+if __name__ == "__main__":
+    pool = WorkerPoolConfig(size=2, fresh=sys.argv[1])
+    CorralRunner(build, agent_factory=lambda c: ScriptedAgent(lambda lab, prompt: 1)).bench(worker_pool=pool)
+"""
+
+
+@pytest.mark.parametrize("fresh", ["fork", "spawn"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_script_while_its_environments_are_built(number: signal.Signals, fresh: str, tmp_path: Path) -> None:
+    """What the builder has started by then ends too."""
+    (tmp_path / "run.py").write_text(BUILDS_LONG)
+    run = start(["run.py", fresh], tmp_path)
+    until((tmp_path / "child").exists)
+    child = int((tmp_path / "child").read_text())
+    run.send_signal(number)
+    _, errors = run.communicate(timeout=20)
+    assert run.returncode in (-number, 128 + number), errors
+    assert remain([child]) == []
+
+
 MAKES_A_FOLDER = """
 import os, runpy, signal, sys, tempfile
 make = tempfile.mkdtemp

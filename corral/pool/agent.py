@@ -76,6 +76,7 @@ class Agent:
         self._expected = 0
         """Slots that will be asked for, or were, numbered from 0."""
         self._workers: set[Worker] = set()
+        self._loading: set[Worker] = set()
         self._ahead: dict[int, _Ahead] = {}
         """By slot: workers that nobody has asked for yet."""
         self._closing = False
@@ -128,11 +129,14 @@ class Agent:
                 began = time.monotonic()
                 worker = worker or await self._spawn(spec.slot, spec.patience, spec.node)
                 used = time.monotonic() - began
+                self._loading.add(worker)
                 loaded = await worker.load(spec.load, spec.patience, spec.what, used=used)
         except BaseException:
             if worker is not None:
                 await worker.kill()
             raise
+        finally:
+            self._loading.discard(worker)  # where there is none, it is not in it
         if self._is_closing():  # it was ready at the moment at which the pool closed, and nobody else knows of it
             await worker.kill()
             raise EnvStartError("the worker pool is closed")
@@ -206,6 +210,8 @@ class Agent:
                 async with anyio.create_task_group() as stopping:
                     for worker in self._workers:
                         stopping.start_soon(worker.stop)
+                    for worker in self._loading:  # before the nursery, which takes them, but not what they have started
+                        stopping.start_soon(worker.kill)
                     for ahead in self._ahead.values():
                         if ahead.worker is not None:
                             stopping.start_soon(ahead.worker.kill)

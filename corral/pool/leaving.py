@@ -18,6 +18,7 @@ import atexit
 import os
 import sys
 import threading
+import weakref
 from typing import Any
 
 LEAVING_PATIENCE = 5.0
@@ -27,6 +28,9 @@ LEAVING_PATIENCE = 5.0
 def begin_anew() -> None:
     """In a fork: forget what its worker would do at its end, and which processes are its worker's."""
     atexit._clear()
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]  # the next one registers
+    for own in weakref.finalize._registry.values():  # type: ignore[attr-defined]
+        own.atexit = False
     if (util := sys.modules.get("multiprocessing.util")) is not None:
         util._finalizer_registry.clear()
         sys.modules["multiprocessing.process"]._children = set()  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from pathlib import Path
 from socket import socket, socketpair
 from typing import NoReturn
@@ -31,9 +32,12 @@ from corral.runtime import describe, load
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
     "from corral.pool.spare import MainScript, spare_main; "
-    "main, arguments = json.loads(sys.argv[5]), tuple(sys.argv[6:]); "
-    "spare_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], MainScript(*main, arguments) if main else None)"
+    "main = json.loads(''.join(sys.argv[5:])); "
+    "main = main and MainScript(main[0], main[1], tuple(main[2])); "
+    "spare_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], main)"
 )
+LONGEST = 100_000
+"""Characters of one argument: Linux takes no more than 128 KiB."""
 
 
 class Spare:
@@ -90,10 +94,11 @@ def start_spare(spec: HostSpec, load: Load) -> Spare:
     with theirs:
         number = theirs.fileno()
         command = [sys.executable, "-u", "-c", _BOOT, str(number), str(os.getpid()), spec.work_root]
-        main = spec.main
-        # Its arguments are arguments here too: all of them in one would be more than one may hold.
-        told = [json.dumps(sys.path), json.dumps(main and (main.path, main.module)), *(main.arguments if main else ())]
-        process = subprocess.Popen([*command, *told], pass_fds=[number], stdin=subprocess.DEVNULL, process_group=0)
+        # As JSON, for the script may have put into sys.argv what no command line can hold.
+        main = json.dumps(spec.main and astuple(spec.main))
+        parts = [main[at : at + LONGEST] for at in range(0, len(main), LONGEST)]
+        told = [*command, json.dumps(sys.path), *parts]
+        process = subprocess.Popen(told, pass_fds=[number], stdin=subprocess.DEVNULL, process_group=0)
     process.returncode = 0  # waited for by pid, like a fork: the object need not
     return Spare(process.pid, ours, load)
 

@@ -155,6 +155,20 @@ def test_it_finds_its_arguments_wherever_it_is_imported(tmp_path: Path, fresh: s
     assert done.stdout == f"[3, 200, ['--level', '3'], {str(script.path)!r}]\n"
 
 
+ODD = ["a\\0b", "\\ud800", "", "x" * 200_000]
+"""What no command line can hold, or not in one argument: a script may put it there."""
+
+
+def test_what_it_makes_of_its_arguments_is_found_too(tmp_path: Path, fresh: str) -> None:
+    """Also in an interpreter that a worker of several threads starts, which no fork can be."""
+    top = f"\nif __name__ == '__main__':\n    sys.argv[1:] = {ODD!r}\n".replace("\\\\", "\\")
+    threads = "\nimport threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    code = "import sys; result = [ascii(each[:5]) for each in sys.argv[1:]], len(sys.argv[-1])"
+    done = Script(tmp_path, top, on_import(threads), running(fresh, code)).run()
+    shown = [ascii("a\0b"), ascii("\ud800"), "''", "'xxxxx'"]
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"[{shown!r}, 200000]\n", "")
+
+
 def test_it_may_take_over_streams_and_signals(tmp_path: Path) -> None:
     """As it does it, workers undo it: they print to their log, and end when the pool does."""
     grabs = """

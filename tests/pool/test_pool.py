@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +337,54 @@ async def test_nor_one_of_its_supervisor_s_where_that_runs_uvloop(
         assert [target.split(":")[0] for target in held.values()] == ["socket"], held
     finally:
         os.close(own)
+
+
+@pytest.mark.local
+async def test_finalizers_of_a_trial_run_at_its_end_and_those_of_its_worker_do_not(fresh: str, tmp_path: Path) -> None:
+    """Though the worker has used some, too."""
+    ran = tmp_path / "ran"
+
+    def build() -> dict[str, Any]:
+        pool_envs.kept = kept = Kept()  # type: ignore[attr-defined]
+        weakref.finalize(kept, (tmp_path / "worker's").touch)
+        return pool_envs.build()
+
+    code = f"""
+        import builtins, pathlib, weakref
+        class Kept: pass
+        builtins.kept = kept = Kept()
+        weakref.finalize(kept, pathlib.Path({str(ran)!r}).touch)
+    """
+    async with WorkerPool(build, WorkerPoolConfig(size=1, fresh=fresh)) as workers:  # type: ignore[arg-type]
+        await once(workers, code)
+        assert ran.exists()
+        assert fresh == "spawn" or not (tmp_path / "worker's").exists()
+
+
+class Kept:
+    """Something that finalizers can be bound to."""
+
+
+@pytest.mark.local
+async def test_closed_while_it_loads_nothing_is_left_of_what_the_builder_has_started(
+    fresh: str, tmp_path: Path
+) -> None:
+    noted = tmp_path / "child"
+
+    def build() -> Any:
+        child = subprocess.Popen(["sleep", "300"])
+        noted.write_text(f"{child.pid} ")
+        time.sleep(60)
+
+    async def run() -> None:
+        async with WorkerPool(build, WorkerPoolConfig(size=1, fresh=fresh)):  # type: ignore[arg-type]
+            pass
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        child = int(await eventually(lambda: noted.exists() and noted.read_text()))
+        tasks.cancel_scope.cancel()
+    await gone(child)
 
 
 # ---- opening and closing ----
