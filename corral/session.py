@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -261,8 +262,17 @@ class Session:
             # A server hands out its slots itself, to other runs too; more trials than it has would only wait there.
             most = self._connection.remote_slots or self._settings.limits.global_trials
             return most if self._connection.has_remote_pool else None
-        to_run = sum(job.info.mode == "process" and not self._is_settled(job.key) for job in jobs)
-        wanted = self._settings.worker_pool.size or min(self._settings.limits.global_trials, to_run)
+        to_run = Counter(
+            job.key.task_id for job in jobs if job.info.mode == "process" and not self._is_settled(job.key)
+        )
+        limits = self._settings.limits
+        most = min(limits.global_trials, sum(min(limits.per_task, number) for number in to_run.values()))
+        wanted = self._settings.worker_pool.size or min(limits.global_trials, to_run.total())
+        if most < min(wanted, to_run.total()):
+            _log.warning(
+                "at most %d of %d workers will be busy at a time: max_concurrency is %d, max_concurrency_per_task %d",
+                most, wanted, limits.global_trials, limits.per_task,
+            )  # fmt: skip
         pool.resize(max(1, wanted))
         pool.share_out(pool.size)
         return pool.size

@@ -76,6 +76,13 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_chain_runs(tmp_path: Path) -> None:
+    for text in blocks(ROOT / "docs" / "environments.md", "python"):
+        (tmp_path / text.split()[1]).write_text(text)
+    done = python("solve.py", folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1.0 [50.0, 50.0, 100.0, 100.0]\n", "")
+
+
 def test_the_example_runs(project: Path) -> None:
     done = python("run.py", folder=project)
     assert (done.returncode, done.stderr) == (0, "")

@@ -585,3 +585,22 @@ def test_two_runs_at_once_in_one_process(tmp_path: Path) -> None:
 def test_arguments_of_a_runner_that_cannot_be_used(argument: str, value: Any, says: str) -> None:
     with pytest.raises(ConfigError, match="^" + re.escape(says)):
         CorralRunner(benches(a="thread"), ScriptedAgent(answer), **{argument: value})
+
+
+@pytest.mark.local
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({}, ["at most 1 of 2 workers will be busy at a time: max_concurrency is 1, max_concurrency_per_task 1"]),
+        ({"max_concurrency": 2}, []),
+        ({"max_concurrency": 2, "task_ids": ["a"], "trials_per_task": 3},
+         ["at most 1 of 2 workers will be busy at a time: max_concurrency is 2, max_concurrency_per_task 1"]),
+        ({"task_ids": ["a"]}, []),
+    ],
+)  # fmt: skip
+def test_workers_that_limits_leave_idle_are_told_of(
+    limits: dict[str, Any], says: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not those for which there are no trials."""
+    bench(benches(a="process", b="process"), lambda lab, prompt: 1, tmp_path, worker_pool=2, **limits)
+    assert [record.message for record in caplog.records if record.name == "corral.session"] == says
