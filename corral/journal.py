@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -209,6 +210,22 @@ class _Lock:
             with suppress(OSError):
                 self._holder.unlink(missing_ok=True)
             self._lock.release()
+
+
+def is_running(directory: str | os.PathLike[str]) -> bool:
+    """Whether a run has the session in ``directory`` now. False where that cannot be told."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        with open(Path(directory) / LOCK_NAME, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 # --- Reading ---

@@ -53,7 +53,7 @@ WORKER_SIDE = {"pool.guards", "pool.host", "pool.leaving", "pool.link", "pool.nu
                "pool.rehearsal", "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
 WORKER_MAY = {
     "arguments", "call_history", "catalogue", "data", "environment", "errors", "guide", "jobs", "lean",
-    "pool.glance", "pool.logs", "pool.hello", "pool.main_script", "pool.messages", "pool.wire",
+    "pool.glance", "pool.inherited", "pool.logs", "pool.hello", "pool.main_script", "pool.messages", "pool.wire",
     "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",
     "threads", "tools", "types",
 }  # fmt: skip

@@ -3,7 +3,6 @@
 Guarantees
     * Nothing that user code prints, from Python or from C, reaches the descriptors that carry the pool's messages:
       1 and 2 go to the worker's log, 0 is at end-of-file.
-    * Nor does it hold anything of its supervisor's that it was not given.
     * A terminal's signals do not reach a worker: it has a session of its own, its trial processes groups of their own.
     * A worker that is loading when its supervisor dies is killed, even if it holds the GIL: by the nursery that made
       it, or else by its sentinel. Later it sees the end of its connection. A trial process dies with its worker.
@@ -40,20 +39,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if LINUX else None
 def _prctl(option: int, value: int) -> None:
     if _LIBC is not None and _LIBC.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
-
-
-def close_inherited() -> None:
-    """Close what this interpreter was started with beside its standard streams.
-
-    asyncio and trio give a child nothing else; uvloop gives it all that is inheritable, with its own pipes to the
-    child among that, by whose end the child's death is noticed: they would stay open in what the child starts. What
-    this process opened itself is not inheritable, as Python has it.
-    """
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/dev/fd"):
-            with contextlib.suppress(OSError):  # that of the listing itself is closed
-                if int(name) > 2 and os.get_inheritable(int(name)):
-                    os.close(int(name))
 
 
 def redirect_output(log_path: str) -> None:

@@ -34,6 +34,7 @@ from corral.environment import Environment
 from corral.errors import EnvStartError, ProtocolError
 from corral.lean import dataclass
 from corral.pool import guards, leaving, printed, rehearsal, trial_process
+from corral.pool.inherited import close_inherited
 from corral.pool.link import Link
 from corral.pool.logs import tail
 from corral.pool.messages import (
@@ -56,7 +57,7 @@ from corral.types import FreshMode
 
 def host_main(spec: HostSpec) -> NoReturn:
     """The one call of a worker that is an interpreter of its own. It ends with the process, never by returning."""
-    guards.close_inherited()
+    close_inherited()
     lifeline, reply = os.dup(0), os.dup(1)  # anyio's pipes: closed, they would mean that this worker is dead
     run_host(spec, lifeline, {lifeline, reply})
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from corral.pool import guards, host, rehearsal
+from corral.pool.inherited import close_inherited
 from corral.pool.link import Link
 from corral.pool.messages import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
 
@@ -33,7 +34,7 @@ PATIENCE = 2.0
 def nursery_main(spec: NurserySpec) -> NoReturn:
     """The one call of the nursery's process. It ends with the process, never by returning."""
     try:
-        guards.close_inherited()
+        close_inherited()
         pipes = [os.dup(0), os.dup(1)]  # anyio's: closed, they would mean that this process is dead
         guards.become_leader()
         guards.ignore_terminal_signals()

@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from corral.errors import FailureKind
 from corral.plain import plain
 from corral.report.comparison import Comparison
 from corral.report.intervals import Difference, Estimate
@@ -112,16 +113,27 @@ def _failures(task: TaskTrialResults) -> Text:
     return Text(found, style="yellow")
 
 
+_TO_COME = FailureKind.CANCELLED.value
+"""As what trials without a record count."""
+
+
+def _trials(result: BenchmarkResult) -> str:
+    graded = f"{result.coverage.graded} of {result.coverage.planned} graded"
+    to_come = result.coverage.not_graded.get(_TO_COME, 0)
+    return f"{graded}; the run goes on, {to_come} are to come" if result.running else graded
+
+
 def _summary_lines(result: BenchmarkResult) -> Iterator[RenderableType]:
     coverage = result.coverage
     rows: list[tuple[str, str, str]] = [
         ("score", _figure(result.average_score_estimate(), result.average_score_bounds()), "bold"),
         *_pass_rows(result),
         *((name, _metric(value), "") for name, value in result.metric_values.items()),
-        ("trials", f"{coverage.graded} of {coverage.planned} graded", "" if coverage.complete else "red"),
+        ("trials", _trials(result), "" if coverage.complete or result.running else "red"),
     ]
-    if not coverage.complete:
-        rows.append(("not graded", kinds(coverage.not_graded), "red"))
+    lost = {kind: number for kind, number in coverage.not_graded.items() if not (result.running and kind == _TO_COME)}
+    if lost:
+        rows.append(("not graded", kinds(lost), "red"))
         rows.append(("first cause", shortened(result.first_cause(), CAUSE_LIMIT), "red"))
     if result.wall_seconds is not None:
         rows.append(("time", duration(result.wall_seconds), ""))

@@ -59,6 +59,8 @@ class BenchmarkResult:
     """Concurrency, retries, limits: how the run was made."""
     journal: Path | None = None
     """The session's journal."""
+    running: bool = False
+    """Whether the session's run went on when this was read: then trials without a record are still to come."""
     metrics: tuple[Metric, ...] = ()
     """Figures of the user's own."""
     created: datetime = field(default_factory=lambda: datetime.now().astimezone())
@@ -208,7 +210,9 @@ class BenchmarkResult:
         lost = sorted((trial for trial in self.trials if not trial.graded), key=lambda t: t.failure in _CONSEQUENCES)
         if lost:
             return f"{lost[0].trial_id}: {lost[0].error_message or failure_kind(lost[0])}"
-        return None if self.coverage.complete else "the run was stopped before every trial had ended"
+        if self.coverage.complete:
+            return None
+        return "none yet: the run goes on" if self.running else "the run was stopped before every trial had ended"
 
     def total_token_usage(self) -> dict[str, Any]:
         """The tokens of all trials: every number in their records added up by its name, nested ones too."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from corral.errors import ConfigError, JournalError
-from corral.journal import FILE_NAME, Place, Reading, read_journal
+from corral.journal import FILE_NAME, Place, Reading, is_running, read_journal
 from corral.records import Record, from_record
 from corral.report.result import BenchmarkResult
 from corral.report.shelf import Shelf, light
@@ -82,6 +82,7 @@ def _result(reading: Reading) -> BenchmarkResult:
         journal=Path(run.get("journal") or reading.path),
         metrics=[_Known(name, value) for name, value in (run.get("metrics") or {}).items()],
         created=_time(run.get("created") or reading.header.created, reading.path),
+        running=is_running(reading.path.parent),
         whole=shelf.whole,
     )
 

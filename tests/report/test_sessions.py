@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,25 @@ def test_a_session_is_readable_while_its_run_holds_the_lock(tmp_path: Path) -> N
     record(everything(), tmp_path / "night")
     journal, _, _ = Journal.open_existing(tmp_path / "night")
     try:
-        assert open_session(tmp_path / "night").coverage.planned == 9
+        during = open_session(tmp_path / "night")
+        assert during.coverage.planned == 9
     finally:
         journal.close()
+    after = open_session(tmp_path / "night")
+    assert (during.running, after.running) == (True, False)
+    to_come = during.coverage.not_graded.get("cancelled", 0)
+    assert f"of 9 graded; the run goes on, {to_come} are to come" in str(during)
+    assert "cancelled" not in str(during).partition("not graded")[2].partition("\n")[0]
+    assert "goes on" not in str(after)
+
+
+def test_what_is_to_come_of_a_run_that_goes_on_is_no_failure(tmp_path: Path) -> None:
+    record(everything(), tmp_path / "night", ended=False)
+    result = replace(open_session(tmp_path / "night"), running=True)
+    kept = {name: task for name, task in result.task_results.items() if not any(t.failure for t in task.trials)}
+    only = replace(result, task_results=kept)
+    assert only.first_cause() in (None, "none yet: the run goes on")
+    assert replace(only, running=False).first_cause() != "none yet: the run goes on"
 
 
 def test_a_torn_tail_is_passed_over_and_left(tmp_path: Path) -> None:

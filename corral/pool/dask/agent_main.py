@@ -31,7 +31,7 @@ from corral.pool.config import available_cpus
 from corral.pool.dask.desk import Desk
 from corral.pool.dask.loops import new_event_loop
 from corral.pool.dask.messages import HEADER, AgentOrder, Bodies, Greeting, NotStarted, pack_answer, unpack_request
-from corral.pool.guards import close_inherited
+from corral.pool.inherited import close_inherited
 
 END_PATIENCE = 3.0
 """Seconds for ending in order what it started, once its lease is over or its input has ended."""
