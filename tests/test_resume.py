@@ -125,7 +125,7 @@ def test_a_killed_run_goes_on_where_it_was(options: dict[str, Any], kills: list[
 def test_a_script_stopped_by_ctrl_c_ends_and_goes_on(pool: Any, tmp_path: Path) -> None:
     """With one traceback of one KeyboardInterrupt, and no process left (which the fixture of all tests sees)."""
     (tmp_path / "run.py").write_text(KILLED_RUN.replace('"executions"', repr(str(tmp_path / "executions"))))
-    arguments = ("run.py", json.dumps({"max_concurrency": 3, "worker_pool": pool}))
+    arguments = ("run.py", json.dumps({"max_concurrency": 3, "max_concurrency_per_task": 2, "worker_pool": pool}))
     done = python(*arguments, folder=tmp_path, variables=killed_at(4, signal.SIGINT))
     assert done.returncode in (-signal.SIGINT, 130), done.stderr
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
