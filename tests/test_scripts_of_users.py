@@ -207,7 +207,8 @@ class Counter(BaseAgent):
         return 3 if rows == [[0, 1, 4], [1, 4, 9]] else rows
 
 def main():
-    result = CorralRunner(crowds, agent_factory=lambda context: Counter()).bench(trials_per_task=4, worker_pool=2)
+    runner = CorralRunner(crowds, agent_factory=lambda context: Counter())
+    result = runner.bench(trials_per_task=4, max_concurrency=2, max_concurrency_per_task=2, worker_pool=2)
     print(result.average_score(), result.coverage.graded, flush=True)
 """
 
