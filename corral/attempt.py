@@ -350,7 +350,7 @@ class TrialDriver:
             trial_index=job.key.trial_index,
             token_usage=run.token_usage if run else _copied(course.agent, "token_usage", dict),
             messages=run.messages if run else _copied(course.agent, "messages", list),
-            agent_status=_status(run) if run else None,
+            agent_status=_status(course),
             worker=course.worker,
             timings=course.timings(job.planned_at),
             attempts=attempts,
@@ -374,9 +374,13 @@ class TrialDriver:
         )
 
 
-def _status(run: AgentRunResult) -> str:
-    """How its agent ended: one that means success and gives nothing has given no answer."""
-    return "no_answer" if run.status == "success" and run.answer is None else run.status
+def _status(course: _Course) -> str | None:
+    """How its agent ended: one that means success, and has neither given nor submitted anything, gave no answer."""
+    run = course.run
+    if run is None:
+        return None
+    is_empty = run.status == "success" and run.answer is None and course.result is None
+    return "no_answer" if is_empty else run.status
 
 
 def _copied(agent: Any, name: str, kind: type) -> Any:

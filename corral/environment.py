@@ -156,11 +156,6 @@ class Environment(metaclass=_EnvironmentMeta):
         if base_work_dir is not None:
             self.base_work_dir = Path(base_work_dir)
         if definition is not None:
-            if not isinstance(definition, TaskDefinition):
-                raise ConfigError(
-                    f"{type(self).__name__}({task_id!r}): the second argument is a TaskDefinition, not {definition!r}; "
-                    "what is the class's own, its __init__ keeps itself"
-                )
             self._define(definition)
 
     # For authors to override.
@@ -384,6 +379,12 @@ class Environment(metaclass=_EnvironmentMeta):
     # Tools and definition.
 
     def _define(self, definition: TaskDefinition) -> None:
+        given: Any = definition
+        if not isinstance(given, TaskDefinition):
+            raise ConfigError(
+                f"{type(self).__name__}({self.task_id!r}): the second argument is a TaskDefinition, not "
+                f"{shown(given)}; what is the class's own, its __init__ keeps itself"
+            )
         named = [t for t in definition.tools if isinstance(t, str)]
         if named:
             raise ConfigError(

@@ -178,6 +178,10 @@ def _sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
+LOOK_PATIENCE = 0.2
+"""Seconds for those who only look whether somebody has the lock: they have it for a moment."""
+
+
 class _Lock:
     """The right to write in a session's directory, with a note beside it that says who has it."""
 
@@ -186,7 +190,7 @@ class _Lock:
         # Written from worker threads as well: the lock is the run's, not the thread's.
         self._lock = FileLock(directory / LOCK_NAME, thread_local=False)
         try:
-            self._lock.acquire(blocking=False)
+            self._lock.acquire(timeout=LOOK_PATIENCE)
         except Timeout:
             raise JournalError(
                 f"the session in {directory} is in use by another run ({self._who()}): wait for that run or stop it, "

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from corral.errors import ConfigError, FailureKind, JournalError
 from corral.header import Header
-from corral.journal import Journal
+from corral.journal import LOOK_PATIENCE, Journal
 from corral.records import Line, Record, decode, from_record, line_of, to_record
 from corral.types import TaskTrialResult, TrialKey
 
@@ -365,6 +366,18 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 # --- One run at a time ---
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there who only looks takes no lock")
+def test_who_only_looks_keeps_no_run_out(folder: Path) -> None:
+    """It has the lock for a moment: here for half of what a run waits for that."""
+    import fcntl
+
+    Journal.create(folder, HEADER).close()
+    with open(folder / "journal.lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        threading.Timer(LOOK_PATIENCE / 2, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+        Journal.open_existing(folder)[0].close()
 
 
 def test_a_second_run_is_told_who_has_the_session(journal: Journal, folder: Path) -> None:

@@ -856,3 +856,16 @@ def test_an_agent_that_gives_nothing_has_given_no_answer(tmp_path: Path) -> None
     (trial,) = made.bench(progress=False).trials
     assert (trial.graded, trial.score, trial.agent_status) == (True, 0.0, "no_answer")
     assert trial.error_message == "the agent gave no answer"
+
+
+class Submitter(BaseAgent):
+    """Hands in by itself, and gives nothing."""
+
+    def run(self, interface: Any, task_id: str, **_: Any) -> None:
+        interface.submit_answer(task_id, 1)
+
+
+def test_an_agent_that_submitted_by_itself_has_given_an_answer(tmp_path: Path) -> None:
+    made = CorralRunner(benches(a="thread"), agent_factory=lambda context: Submitter(), checkpoint_dir=tmp_path)
+    (trial,) = made.bench(progress=False).trials
+    assert (trial.graded, trial.score, trial.agent_status) == (True, 1.0, "success")

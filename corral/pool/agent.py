@@ -77,6 +77,7 @@ class Agent:
         """Slots that will be asked for, or were, numbered from 0."""
         self._workers: set[Worker] = set()
         self._loading: set[Worker] = set()
+        """Those that build environments: they may have started something already."""
         self._ahead: dict[int, _Ahead] = {}
         """By slot: workers that nobody has asked for yet."""
         self._closing = False

@@ -187,14 +187,12 @@ def measure_slow_disk(report: Report, options: argparse.Namespace) -> None:
 
 def add_targets(report: Report, reused: dict[int, dict[str, float]], peers: dict[str, float], sizes: list[int]) -> None:
     few, many = reused[sizes[0]], reused[sizes[-1]]
-    report.target(f"supervisor CPU of a trial on a reused process, {sizes[0]} trials", few["supervisor CPU"], 1e-3, "s")
+    report.target(f"supervisor CPU of {OWN}, {sizes[0]} trials", few["supervisor CPU"], 1e-3, "s")
     if few is not many:
         growth = many["supervisor CPU"] / few["supervisor CPU"]
         report.target(f"the same with {sizes[-1]} trials, to that with {sizes[0]}", growth, 1.1)
     for name, wall in peers.items():
-        report.target(
-            f"a trial on a reused process, to a task of {name} and a line on the disk", few["wall"] / wall, 1.0
-        )
+        report.target(f"{OWN}, to a task of {name} and a line on the disk", few["wall"] / wall, 1.0)
     rest = many["memory"] - many["its state"]
     report.target("memory of a recorded trial in the supervisor, beyond its state", rest, 3000, "B")
 

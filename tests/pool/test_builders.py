@@ -230,7 +230,6 @@ async def test_classes_of_a_function_are_sent(fresh: str) -> None:
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio", ("asyncio", {"use_uvloop": True})])
 async def test_an_interpreter_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     error = await failure(pool_envs.build)
