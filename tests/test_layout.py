@@ -50,7 +50,7 @@ IMPURE = {
 """What pure modules do not import."""
 
 WORKER_SIDE = {"pool.guards", "pool.host", "pool.leaving", "pool.link", "pool.nursery_main", "pool.printed",
-               "pool.rehearsal", "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
+               "pool.holdings", "pool.rehearsal", "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
 WORKER_MAY = {
     "arguments", "call_history", "catalogue", "data", "environment", "errors", "guide", "jobs", "lean",
     "pool.glance", "pool.inherited", "pool.logs", "pool.hello", "pool.main_script", "pool.messages", "pool.wire",

@@ -95,6 +95,9 @@ class SlotProcess(Protocol):
     def alive(self) -> bool:
         """Whether it can be asked something."""
 
+    def is_seen_waiting(self) -> bool:
+        """Whether it is seen from here that it only waits for a request. No: it would have to be asked."""
+
     @property
     def end(self) -> ProcessEnded | None:
         """How it ended."""

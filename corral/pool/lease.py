@@ -100,7 +100,9 @@ class Lease:
         return await self._answers(process)
 
     async def _answers(self, process: SlotProcess) -> bool:
-        """Whether a process that has served answers. One that was stopped, or computes on, is killed."""
+        """Whether a process that has served will answer. One that was stopped, or computes on, is killed."""
+        if process.is_seen_waiting():
+            return True
         try:
             with anyio.move_on_after(ANSWER_PATIENCE):
                 await process.request(Close(NOBODY), "a question whether it is there")

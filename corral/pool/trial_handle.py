@@ -26,7 +26,7 @@ from corral.pool.backend import Asked, result_of
 from corral.pool.channel import Visitor
 from corral.pool.ending import Ending, NoAnswer
 from corral.pool.messages import Close, Done, Finish, Message, ProcessEnded, value_of
-from corral.pool.processes import tree_rss
+from corral.pool.processes import is_undisturbed, tree_rss
 from corral.threads import call_blocking
 
 if TYPE_CHECKING:
@@ -75,6 +75,10 @@ class TrialProcess:
     def alive(self) -> bool:
         """Whether it can be asked something."""
         return self.pid != 0 and not self.ended.is_set() and self.doom is None
+
+    def is_seen_waiting(self) -> bool:
+        """Whether it has no thread but the one that answered its last request."""
+        return is_undisturbed(self.pid)
 
     async def request(self, message: Message, phase: str) -> Any:
         """Send a request and wait for its answer; ``phase`` says in words what it does."""

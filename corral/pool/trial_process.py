@@ -49,12 +49,13 @@ class TrialServer:
     def __init__(self, environments: Mapping[str, Environment], work_root: Path, *, reused: bool) -> None:
         """``reused``: whether trials of other leases follow in this process."""
         self._environments = environments
-        self._packages = {type(environment).__module__.partition(".")[0] for environment in environments.values()}
+        modules = {type(environment).__module__ for environment in environments.values()}
+        self._packages = frozenset(name.partition(".")[0] for name in modules) - {"corral"}
         self._reused = reused
         self._traces: dict[str, Traces] = {}
         """What the process was like when a trial was opened."""
-        self._since: Traces | None = None
-        """What it was like after the last one, if it still is."""
+        self._seen: Traces | None = None
+        """What it was like after the last one."""
         self._work_root = work_root
         self._printed = Printed()
         self._runtimes: dict[str, TrialRuntime] = {}
@@ -93,7 +94,7 @@ class TrialServer:
         self._used_before[spec.runtime_id] = used_so_far()[1]
         log_start = self._printed.begin(spec.runtime_id)
         if self._reused:
-            self._traces[spec.runtime_id], self._since = self._since or self._look(), None
+            self._traces[spec.runtime_id] = self._look_again()
         try:
             runtime = TrialRuntime(self._environments[spec.task_id], spec, self._work_root, own_process=True)
         except TrialError as error:
@@ -106,18 +107,22 @@ class TrialServer:
         warnings = self._find(runtime_id).close()
         del self._runtimes[runtime_id]
         if (traces := self._traces.pop(runtime_id, None)) is not None:
-            now = self._look()
+            now = self._seen = self._look(traces)
             warnings = [*warnings, *filter(None, [traces.left_until(now)])]
-            self._since = now if now.settled and not self._runtimes else None
         peak, seconds = used_so_far()
         seconds -= self._used_before.pop(runtime_id)
         output = self._printed.end(runtime_id)
         return Closed(tuple(warnings), peak, seconds, output=output, log_end=self._printed.position())
 
-    def _look(self) -> Traces:
+    def _look_again(self) -> Traces:
+        """What the process is like now; what it was like after the last trial, where nothing can have changed it."""
+        seen = self._seen
+        return seen if seen is not None and seen.settled and not self._runtimes else self._look(seen)
+
+    def _look(self, last: Traces | None) -> Traces:
         from corral.pool.traces import Traces  # most processes serve one trial
 
-        return Traces(self._packages - {"corral"})
+        return Traces(self._packages, last)
 
     def _find(self, runtime_id: str) -> TrialRuntime:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,9 @@ import pytest
 
 from corral.errors import ConfigError, NotFound, TrialError
 from corral.pool import WorkerPool, WorkerPoolConfig, nursery
+from corral.pool import lease as leases
+from corral.pool.messages import NOBODY, Close
+from corral.pool.trial_handle import TrialProcess
 from corral.pool.worker_environment import NATIVE_THREADS
 from corral.types import Action, TaskTrialResult
 from tests.support import pool_envs
@@ -60,6 +64,51 @@ async def test_with_reuse_the_same_process_serves_many_leases() -> None:
         with pytest.raises(TrialError):
             await once(workers, "import os; os._exit(1)")
         assert (await once(workers, LOOK))[:2] != [dirty_pid, 1]
+
+
+@pytest.mark.local
+async def test_between_two_leases_only_a_process_that_may_be_busy_is_asked_whether_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of a single thread is seen to wait; where a trial left another one, that could hold the interpreter."""
+    sent: list[object] = []
+    ask = TrialProcess.ask
+
+    def noted(process: TrialProcess, message: Any, phase: str) -> Any:
+        sent.append(message)
+        return ask(process, message, phase)
+
+    monkeypatch.setattr(TrialProcess, "ask", noted)
+    linger = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    async with pool(reuse="worker") as workers:
+        pids = []
+        for code in ("", "", linger, ""):
+            async with workers.lease() as lease:
+                runtime_id = await opened(lease)
+                pids.append(await python(lease, runtime_id, f"import os; result = os.getpid(); {code}"))
+                await lease.close_trial(runtime_id)
+    assert len(set(pids)) == 1
+    questions = [index for index, message in enumerate(sent) if message == Close(NOBODY)]
+    assert [type(message).__name__ for message in sent if message != Close(NOBODY)] == ["Open", "Perform", "Close"] * 4
+    assert questions == [9]  # before the fourth trial
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_that_was_killed_or_stopped_while_it_rested_serves_nobody(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(leases, "ANSWER_PATIENCE", 0.3)
+    async with pool(reuse="worker") as workers:
+        async with workers.lease() as lease:
+            runtime_id = await opened(lease)
+            pid = await python(lease, runtime_id, "import os; result = os.getpid()")
+            await lease.close_trial(runtime_id)
+        os.kill(pid, number)
+        with anyio.fail_after(10):
+            assert await once(workers, "import os; result = os.getpid()") != pid
+        assert workers.statistics().restarts == 0
+    await gone(pid)
 
 
 async def test_an_episode_keeps_its_process_for_all_its_trials(fresh: str) -> None:

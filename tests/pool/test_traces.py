@@ -104,8 +104,8 @@ def test_a_look_calls_no_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> No
         __hash__ = None  # type: ignore[assignment]
 
     monkeypatch.setattr(leaky, "kept", [Touchy(), list(range(1_000_000)), {n: [n] for n in range(100_000)}])
-    traces = Traces({"tests"})
-    assert traces.left_until(Traces({"tests"})) is None
+    traces = Traces(frozenset({"tests"}))
+    assert traces.left_until(Traces(frozenset({"tests"}))) is None
     assert "tests.support.leaky" in sys.modules
 
 
@@ -115,7 +115,7 @@ def test_what_a_look_costs_grows_with_the_globals_and_not_with_their_square(monk
         module = ModuleType(f"laboratory.part{number}")
         vars(module).update({f"name{place}": [number, place] for place in range(40)})
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    traces = Traces({"laboratory"})
+    traces = Traces(frozenset({"laboratory"}))
     vars(sys.modules["laboratory.part7"])["name3"] = "left"
 
     def seconds(look: Callable[[], object]) -> float:
@@ -123,10 +123,10 @@ def test_what_a_look_costs_grows_with_the_globals_and_not_with_their_square(monk
         look()
         return time.process_time() - began
 
-    left = re.findall(r"laboratory\.[\w.]+", str(traces.left_until(Traces({"laboratory"}))))
+    left = re.findall(r"laboratory\.[\w.]+", str(traces.left_until(Traces(frozenset({"laboratory"})))))
     assert left == ["laboratory.part7.name3"]  # nothing else, in 36,000 objects
-    first = min(seconds(lambda: Traces({"laboratory"})) for _ in range(3))
-    assert min(seconds(lambda: traces.left_until(Traces({"laboratory"}))) for _ in range(3)) < 10 * first
+    first = min(seconds(lambda: Traces(frozenset({"laboratory"}))) for _ in range(3))
+    assert min(seconds(lambda: traces.left_until(Traces(frozenset({"laboratory"})))) for _ in range(3)) < 10 * first
 
 
 @pytest.mark.anyio

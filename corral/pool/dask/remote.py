@@ -145,6 +145,10 @@ class RemoteProcess:
         """Whether it can be asked something."""
         return not self._over and self._doom is None
 
+    def is_seen_waiting(self) -> bool:
+        """Never, from here."""
+        return False
+
     @property
     def output(self) -> str:
         """The tail of what it printed for the trial that it served last, once it has ended."""
