@@ -12,6 +12,7 @@ import sys
 from collections.abc import ItemsView, KeysView, Mapping, Sequence, Set, ValuesView
 from enum import Enum
 from pathlib import PurePath
+from types import NoneType
 from typing import Any, Literal
 
 from corral.errors import SerializationError
@@ -20,6 +21,9 @@ Arrays = Literal["keep", "list", "describe"]
 """What becomes of a NumPy array: it stays as it is, becomes nested lists, or a short description."""
 
 _PLAIN = frozenset({str, int, float, bool})
+_FLAT = _PLAIN | {NoneType}
+_NAMES = frozenset({str})
+_BUILT_IN = frozenset({dict, list, tuple})
 
 
 def to_data(value: Any, where: str, *, arrays: Arrays = "keep") -> Any:
@@ -35,10 +39,7 @@ def to_data(value: Any, where: str, *, arrays: Arrays = "keep") -> Any:
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
-    for key, item in value.items():  # a generator would take twice as long
-        if type(key) is not str or (item is not None and type(item) not in _PLAIN):
-            return False
-    return True
+    return _FLAT.issuperset(map(type, value.values())) and _NAMES.issuperset(map(type, value))
 
 
 def describe_array(array: Any) -> str:
@@ -57,6 +58,8 @@ class _Converter:
     def convert(self, value: Any) -> Any:
         if value is None or type(value) in _PLAIN:
             return value
+        if type(value) in _BUILT_IN:  # most of what comes, and no other questions to ask of it
+            return self._contained(value)
         if isinstance(value, Enum):
             return self.convert(value.value)
         for base in (str, int, float):
@@ -68,6 +71,9 @@ class _Converter:
             return self._numpy_scalar(value)
         if _is_numpy(value, "ndarray"):
             return self._array(value)
+        return self._contained(value)
+
+    def _contained(self, value: Any) -> Any:
         if id(value) in self._open:
             raise SerializationError.of_value(self.where, value, "it contains itself")
         self._open.add(id(value))
@@ -77,6 +83,9 @@ class _Converter:
             self._open.discard(id(value))
 
     def _structure(self, value: Any) -> Any:
+        if type(value) is list:
+            is_flat = _FLAT.issuperset(map(type, value))  # by C's own loop
+            return value.copy() if is_flat else [self.convert(item) for item in value]
         if isinstance(value, Mapping):
             return self._mapping(value)
         if isinstance(value, list | tuple | range | KeysView | ValuesView | ItemsView):
@@ -100,9 +109,11 @@ class _Converter:
         raise SerializationError.of_value(self.where, value)
 
     def _mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
+        if type(value) is dict and _is_flat(value):
+            return value.copy()
         data: dict[str, Any] = {}
         for key, item in value.items():
-            name = self._key(key)
+            name = key if type(key) is str else self._key(key)
             if name in data:
                 raise SerializationError.of_value(self.where, value, f"two of its keys become {name!r}")
             data[name] = self.convert(item)
