@@ -179,16 +179,18 @@ class TrialService:
 
     async def _open_within_limit(self, trial: OpenTrial, spec: TrialSpec) -> None:
         seconds = self._limits.setup_timeout
+        await trial.take_turn()
         try:
-            async with trial.turn:
-                await trial.host.prepare(spec.task_id)  # a process has start_timeout to start
-                with _within(seconds):
-                    trial.workspace = (await trial.host.open(spec)).workspace
+            await trial.host.prepare(spec.task_id)  # a process has start_timeout to start
+            with _within(seconds):
+                trial.workspace = (await trial.host.open(spec)).workspace
         except TimeoutError:
             await trial.host.kill()
             error = EnvStartError(f"the set-up of {spec.task_id!r} did not end within {seconds:g} s")
             error.output = trial.host.last_output()
             raise error from None
+        finally:
+            trial.turn.release()
         trial.worker = trial.host.worker
 
     async def _let_go(self, trial: OpenTrial) -> None:
@@ -227,16 +229,17 @@ class TrialService:
         return Closed((warning,), output=trial.host.last_output())
 
     async def _close(self, trial: OpenTrial, limit: anyio.CancelScope, seconds: float) -> Closed:
-        goes_on = True
+        await trial.take_turn()
+        goes_on = trial.host.end_of_process() is None
+        limit.deadline = anyio.current_time() + seconds
         try:
-            async with trial.turn:
-                goes_on = trial.host.end_of_process() is None
-                limit.deadline = anyio.current_time() + seconds
-                return await trial.host.close_trial(trial.runtime_id, last=trial.episode_id is None)
+            return await trial.host.close_trial(trial.runtime_id, last=trial.episode_id is None)
         except (TrialError, NotFound) as error:  # its process is gone
             trial.output = trial.host.last_output()
             is_news = goes_on and isinstance(error, WorkerDied | MemoryExceeded)
             return Closed((str(error),) if is_news else (), output=trial.output)
+        finally:
+            trial.turn.release()
 
     async def close_episode(self, episode_id: str) -> None:
         """Close what is still open of an episode, and give back its slot."""
