@@ -342,6 +342,23 @@ def test_a_finished_session_is_not_compared_by_its_times(tmp_path: Path) -> None
     assert "recorded before, so the times tell nothing" in corral(tmp_path, *again).stdout
 
 
+def test_a_serial_run_that_differs_says_where(tmp_path: Path) -> None:
+    doubtful = ("--envs", ENVS, "--agent", "tests.support.shell_envs:doubter", "--size", "1", "--trials", "2",
+                "--tasks", "t,p", "--session", "d", "--compare-serial")  # fmt: skip
+    shown = corral(tmp_path, *doubtful).stdout
+    assert "the reports DIFFER, not in timings only" in shown
+    lines = shown.splitlines()[-4:]
+    assert [line.split(";")[0] for line in lines] == [
+        "  t#0: score is 1.0, serially 0.0", "  t#1: score is 1.0, serially 0.0", "  p#0: score is 1.0, serially 0.0",
+        "  and 1 more",
+    ]  # fmt: skip
+    compared = document(tmp_path, *doubtful)["compare_serial"]
+    assert (compared["equal"], compared["differing"]) == (False, 4)
+    assert [(one["what"], one["here"], one["there"]) for one in compared["differences"]] == [
+        ("t#0", "1.0", "0.0"), ("t#1", "1.0", "0.0"), ("p#0", "1.0", "0.0"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("envs", ["orbits", "balance"])
 def test_the_templates(envs: str, tmp_path: Path) -> None:
     """Their experts are policies; a user makes agents of them in two lines."""
