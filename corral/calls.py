@@ -230,19 +230,21 @@ class Patience:
     def __init__(self, address: str) -> None:
         self._address = address
         self._tries = 0
+        self._reached = False
 
-    def after(self, error: Exception, *, silent: bool = False) -> float:
+    def after(self, error: Exception, *, silent: bool = False, reached: bool = True) -> float:
         """Seconds to wait before the next try; InfrastructureError when it is over.
 
-        ``silent``: the server took the request and then said nothing, in all the time that it had.
+        ``silent``: the server took the request and then said nothing, in all the time that it had. ``reached``:
+        there was a connection.
         """
+        self._reached = self._reached or reached
         if isinstance(error, Pending):
             self._tries = 0  # the server lives
             return 0.0
         if self._tries >= len(DELAYS) or (silent and self._tries):
-            raise InfrastructureError(
-                f"the environment server at {self._address} does not answer: {type(error).__name__}: {error}"
-            ) from error
+            # Without its cause: two libraries' tracebacks say no more than the sentence, and stand above it.
+            raise InfrastructureError.no_answer(self._address, error, reached=self._reached) from None
         self._tries += 1
         return DELAYS[self._tries - 1]
 

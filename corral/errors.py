@@ -383,6 +383,12 @@ class InfrastructureError(TrialError):
 
     kind = FailureKind.INFRASTRUCTURE
 
+    @classmethod
+    def no_answer(cls, address: str, error: Exception, *, reached: bool) -> Self:
+        """The environment server at ``address`` does not answer; ``reached``: there was a connection."""
+        hint = "" if reached else "; is it running, and is this its address?"
+        return cls(f"the environment server at {address} does not answer: {type(error).__name__}: {error}{hint}")
+
 
 class NotRun(TrialError):
     """The trial was not run because an upstream task of its chain failed."""

@@ -67,7 +67,11 @@ class AsyncCorralRouter(Bound):
                 answer = await client.request(**request)
                 return calls.read_answer(call, answer.status_code, answer.content)
             except (Pending, httpx.TransportError) as error:
-                delay = patience.after(error, silent=isinstance(error, httpx.ReadTimeout))
+                delay = patience.after(
+                    error,
+                    silent=isinstance(error, httpx.ReadTimeout),
+                    reached=not isinstance(error, httpx.ConnectError),
+                )
             except NotFound as error:
                 raise self.missing(error) from None
             await anyio.sleep(delay)
@@ -239,7 +243,11 @@ class CorralRouter(Bound):
                 answer = client.request(**request)
                 return calls.read_answer(call, answer.status_code, answer.content)
             except (Pending, httpx.TransportError) as error:
-                delay = patience.after(error, silent=isinstance(error, httpx.ReadTimeout))
+                delay = patience.after(
+                    error,
+                    silent=isinstance(error, httpx.ReadTimeout),
+                    reached=not isinstance(error, httpx.ConnectError),
+                )
             except NotFound as error:
                 raise self.missing(error) from None
             time.sleep(delay)
