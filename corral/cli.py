@@ -19,6 +19,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from corral.agents.scripted import check_think_time
+from corral.crew import check_fits
 from corral.errors import ConfigError, CorralError
 from corral.header import check_session_id, new_session_id
 from corral.journal import Journal
@@ -200,9 +201,11 @@ def _agent_factory(options: argparse.Namespace) -> Callable[[TrialContext], Any]
         raise ConfigError(f"--agent: {options.agent} is no function")
 
     where = {} if options.api_base is None else {"api_base": options.api_base}
+    model = () if options.model is None else (options.model,)
+    check_fits(factory, f"--agent: {options.agent or MODEL_AGENT}", "context", *model, **where)
 
     def make(context: TrialContext) -> Any:
-        agent = factory(context) if options.model is None else factory(context, options.model, **where)
+        agent = factory(context, *model, **where)
         if think_time:
             if not hasattr(agent, "think_time"):
                 raise ConfigError("--think-time is for scripted agents only")

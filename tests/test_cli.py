@@ -95,6 +95,18 @@ MISUSES: list[tuple[list[str], str]] = [
     (["--envs", ENVS, "--agent", "../shell_envs:solver"], "must be MODULE:NAME"),
     (["--envs", ENVS, "--agent", "tests.support.leaving:agent"], "failed: SystemExit: no licence (leaving.py, line 3)"),
     (["--envs", ENVS, "--agent", "tests.support.shell_envs:no_function"], "is no function"),
+    (
+        ["--envs", ENVS, "--agent", "tests.support.shell_envs:build"],
+        "--agent: tests.support.shell_envs:build is called with (context), and does not take that: too many",
+    ),
+    (
+        ["--envs", ENVS, "--agent", "tests.support.shell_envs:plain", "--model", "a/b"],
+        "--agent: tests.support.shell_envs:plain is called with (context, a/b), and does not take that: too many",
+    ),
+    (
+        [*OWN, "--model", "a/b", "--api-base", "http://h/v1"],
+        "is called with (context, a/b, api_base=http://h/v1), and does not take that: got an unexpected keyword",
+    ),
     (["--envs", ENVS, "--agent", "nowhere:agent"], "there is no module 'nowhere'"),
     (["--envs", ENVS, "--agent", "tests.support.shell_envs:plain", "--think-time", "1"], "for scripted agents only"),
     (["--frobnicate"], "unrecognized arguments"),
