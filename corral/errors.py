@@ -7,6 +7,7 @@ The class writes the sentence; a raise site passes facts only. Who is to blame s
     │   ├── TaskGraphError                unknown ids, cycles, duplicates
     │   └── SessionMismatch               a recorded session whose plan, model or environment differs
     ├── NotFound (LookupError)            the caller: a task, trial or episode that does not exist or is closed
+    │   └── OtherTask                     a router bound to a trial was asked about another task
     ├── JournalError                      the session's files: unreadable, locked by another run, not writable
     ├── TrialError                        one attempt of one trial; ``kind`` decides what follows
     │   ├── WorkerDied                    the trial process ended by itself (exit code or signal)
@@ -181,6 +182,14 @@ class NotFound(CorralError, LookupError):
     def __str__(self) -> str:
         """The sentence, without the quotes that a LookupError would add."""
         return str(self.args[0])
+
+
+class OtherTask(NotFound):
+    """A router that is bound to a trial was asked about another task than the trial's."""
+
+    def __init__(self, asked: object, bound_to: str) -> None:
+        super().__init__("task", str(asked))
+        self.args = (f"this router is bound to a trial of task {bound_to!r}, and was asked about {asked!r:.200}",)
 
 
 class JournalError(CorralError):

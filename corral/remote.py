@@ -183,7 +183,7 @@ class AsyncCorralRouter(Bound):
     ) -> AsyncCorralRouter:
         """The same protocol, bound to one trial."""
         bound = AsyncCorralRouter.__new__(AsyncCorralRouter)
-        Bound.__init__(bound, self.link, verbosity or self.current_verbosity, trial_runtime_id)
+        Bound.__init__(bound, self.link, verbosity or self.current_verbosity, trial_runtime_id, task_id)
         bound._address, bound._token = self._address, self._token
         return bound
 
@@ -359,7 +359,7 @@ class CorralRouter(Bound):
     ) -> CorralRouter:
         """The same protocol, bound to one trial."""
         bound = CorralRouter.__new__(CorralRouter)
-        Bound.__init__(bound, self.link, verbosity or self.current_verbosity, trial_runtime_id)
+        Bound.__init__(bound, self.link, verbosity or self.current_verbosity, trial_runtime_id, task_id)
         bound._address, bound._token = self._address, self._token
         return bound
 

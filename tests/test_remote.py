@@ -25,7 +25,7 @@ from corral import AsyncCorralRouter, BenchmarkResult, ConcurrencyConfig, Corral
 from corral import calls as client_calls
 from corral.agents import BaseAgent, ScriptedAgent
 from corral.calls import DELAYS, Patience
-from corral.errors import ConfigError, InfrastructureError, NotFound
+from corral.errors import ConfigError, InfrastructureError, NotFound, OtherTask
 from corral.report.files import stable_bytes
 from tests.support import server_envs
 from tests.support.benches import code, roll_and_read, sole
@@ -241,6 +241,31 @@ def test_no_score_follows_a_death(router: Any, tmp_path: Path) -> None:
 
 
 # ---- one router ----
+
+
+@pytest.mark.anyio
+async def test_a_bound_router_knows_its_own_task_only(served: Served) -> None:
+    """An agent that mixes up its tasks does not act on the wrong one, and breaks nothing of its own."""
+    told = "^this router is bound to a trial of task 'thread', and was asked about 'other'$"
+    async with AsyncCorralRouter(served.url) as router:
+        opened = await router.create_trial("thread")
+        bound = router.for_trial(opened["trial_runtime_id"], "thread")
+        for ask in (
+            bound.get_task_prompt, bound.get_task_guide, bound.get_tools_guide, bound.get_available_tools_for_task,
+            bound.get_task_status, bound.get_task_state, bound.configure_additional_apps, bound.surrender_task,
+            lambda task_id: bound.execute_tool(task_id, "python", {"code": "1"}),
+            lambda task_id: bound.submit_answer(task_id, 1),
+        ):  # fmt: skip
+            with pytest.raises(OtherTask, match=told):
+                await ask("other")
+        with CorralRouter(served.url) as twin, pytest.raises(OtherTask, match=told):
+            twin.for_trial(opened["trial_runtime_id"], "thread").execute_tool("other", "python", {"code": "1"})
+        seen = router.watch(opened["trial_runtime_id"])
+        assert seen is not None
+        assert (seen.history.made, seen.fault, seen.calling) == (0, None, 0)
+        assert (await bound.submit_answer("thread", 1)).score == 1
+        await router.review_trial(opened["trial_runtime_id"])
+        await router.close_trial(opened["trial_runtime_id"])
 
 
 @pytest.mark.anyio
