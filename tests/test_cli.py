@@ -148,6 +148,21 @@ def test_environments_that_cannot_be_built(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("module", "envs", "says"),
+    [
+        ("phreeqc", (), "the wetlab environments need PHREEQC: pip install 'corral[wetlab]' (not here)"),
+        ("pyswmm", ("--envs", "corral.envs.stormwater:build_envs", "--agent", SOLVER),
+         "the stormwater environments need SWMM: pip install 'corral[stormwater]' (not here)"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_is_not_installed(module: str, envs: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    """Its import fails in the workers, which load the environments."""
+    (tmp_path / f"{module}.py").write_text("raise ImportError('not here')\n")
+    done = corral(tmp_path, *envs, "--size", "1")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"corral: {says}\n")
+
+
+@pytest.mark.parametrize(
     ("report", "says"),
     [
         ("nowhere/report.json", "corral: --report nowhere/report.json: there is no folder nowhere"),
