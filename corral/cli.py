@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 import os
 import signal
@@ -204,15 +205,20 @@ def _agent_factory(options: argparse.Namespace) -> Callable[[TrialContext], Any]
     model = () if options.model is None else (options.model,)
     check_fits(factory, f"--agent: {options.agent or MODEL_AGENT}", "context", *model, **where)
 
-    def make(context: TrialContext) -> Any:
-        agent = factory(context, *model, **where)
+    def ready(agent: Any) -> Any:
         if think_time:
             if not hasattr(agent, "think_time"):
                 raise ConfigError("--think-time is for scripted agents only")
             agent.think_time = think_time
         return agent
 
-    return make
+    def make(context: TrialContext) -> Any:
+        return ready(factory(context, *model, **where))
+
+    async def make_on_loop(context: TrialContext) -> Any:
+        return ready(await factory(context, *model, **where))
+
+    return make_on_loop if inspect.iscoroutinefunction(factory) else make
 
 
 def _check_place(report: Path) -> None:

@@ -386,6 +386,15 @@ def test_a_serial_run_that_differs_says_where(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_an_async_factory_is_given_the_model_and_its_address(tmp_path: Path) -> None:
+    given = document(
+        tmp_path, "--envs", ENVS, "--agent", "tests.support.shell_envs:late", "--tasks", "t", "--size", "1",
+        "--model", "a/b", "--api-base", "http://h/v1", "--think-time", "0.01",
+    )  # fmt: skip
+    assert given["tasks"] == {"t": {"scores": [1.0]}}
+    assert json.loads((tmp_path / given["report"]).read_text())["model"] == "a/b"
+
+
 @pytest.mark.parametrize("envs", ["orbits", "balance"])
 def test_the_templates(envs: str, tmp_path: Path) -> None:
     """Their experts are policies; a user makes agents of them in two lines."""
