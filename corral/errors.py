@@ -4,6 +4,7 @@ The class writes the sentence; a raise site passes facts only. Who is to blame s
 
     CorralError
     ├── ConfigError (ValueError)          the caller: an argument, a task graph, a session that does not match
+    │   ├── NotInstalled (ImportError)    a package that one of Corral's extras brings
     │   ├── TaskGraphError                unknown ids, cycles, duplicates
     │   └── SessionMismatch               a recorded session whose plan, model or environment differs
     ├── NotFound (LookupError)            the caller: a task, trial or episode that does not exist or is closed
@@ -148,6 +149,13 @@ class CorralError(Exception):
 
 class ConfigError(CorralError, ValueError):
     """An argument or a combination of arguments that cannot be used; nothing was started."""
+
+
+class NotInstalled(ConfigError, ImportError):
+    """``what`` needs ``package``, which ``extra`` of Corral brings, and its import failed with ``error``."""
+
+    def __init__(self, what: str, package: str, extra: str, error: ImportError) -> None:
+        super().__init__(f"{what} need {package}: pip install 'corral[{extra}]' ({error})")
 
 
 class TaskGraphError(ConfigError):

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from corral.errors import ConfigError
+from corral.errors import NotInstalled
 
 if TYPE_CHECKING:
     from corral.environment import Environment
@@ -31,14 +31,12 @@ __all__ = ["build_envs"]
 def build_envs() -> dict[str, Environment]:
     """The environments by task id. Loads SWMM, once, for every trial forked from here.
 
-    ConfigError where SWMM is not installed.
+    NotInstalled where SWMM is not installed.
     """
     try:
         import corral.envs.stormwater.solver  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f"the stormwater environments need SWMM: pip install 'corral[stormwater]' ({error})"
-        ) from error
+        raise NotInstalled("the stormwater environments", "SWMM", "stormwater", error) from error
     from corral.envs.stormwater.environment import StormwaterEnvironment
     from corral.envs.stormwater.tasks import TASKS
 
