@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 
 from corral.agents.base import AgentRunResult
+from corral.agents.remarks import Remarks, listening
 from corral.blame import blame, blame_agent, too_slow
 from corral.call_history import CallHistory
 from corral.connection import Connection
@@ -81,6 +82,8 @@ class _Course:
     opened: dict[str, Any] | None = None
     agent: Any = None
     run: AgentRunResult | None = None
+    remarks: Remarks | None = None
+    """What the agent says of itself, while it runs."""
     result: TaskTrialResult | None = None
     error: TrialError | None = None
     phase: str = "waiting for a place"
@@ -147,11 +150,8 @@ class TrialDriver:
         for key, course in self._courses.items():
             if course.phase == "set-up":
                 self._tell_place(key)
-            trial = self._watched(course) if course.phase == "agent" else None
-            if trial is not None:
-                made = trial.history.made
-                busy = f"{trial.phase} (call {made + 1})" if trial.calling else f"agent (after call {made})"
-                self._progress.phase(key, busy if made or trial.calling else "agent")
+            if course.phase == "agent":
+                self._progress.phase(key, _busy(self._watched(course), course.remarks))
 
     async def run(self, job: Job, configured: Callable[[], None]) -> TaskTrialResult:
         """Attempt a trial until it has a result or its retries are spent. NoSlot: call it again when there is one."""
@@ -260,10 +260,11 @@ class TrialDriver:
         interface = self._connection.interface_for(on_loop, bound)
         given, failure = None, None
         try:
-            if on_loop:
-                given = await _on_loop(course.agent, interface, job.key.task_id)
-            else:
-                given = await call_blocking(_in_thread, course.agent, interface, job.key.task_id)
+            with listening() as course.remarks:
+                if on_loop:
+                    given = await _on_loop(course.agent, interface, job.key.task_id)
+                else:
+                    given = await call_blocking(_in_thread, course.agent, interface, job.key.task_id)
         except (Exception, SystemExit) as error:
             failure = error
         if not isinstance(failure, TrialError):  # else it came by way of the router, which has seen it
@@ -372,6 +373,16 @@ class TrialDriver:
         return TaskTrialResult(
             *job.key, state=state, tool_statistics=statistics, error_message=message, surrendered=surrendered
         )
+
+
+def _busy(trial: Any, remarks: Remarks | None) -> str:
+    """What a trial is at that is with its agent, as far as the router sees it, and the agent says."""
+    if trial is not None and trial.calling:
+        return f"{trial.phase} (call {trial.history.made + 1})"
+    made = trial.history.made if trial is not None else 0
+    said = [f"after call {made}" if made else "", remarks.now if remarks is not None else ""]
+    told = "; ".join(filter(None, said))
+    return f"agent ({told})" if told else "agent"
 
 
 def _status(course: _Course) -> str | None:

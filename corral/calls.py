@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from corral.call_history import CallHistory
 from corral.data import to_data
-from corral.errors import ConfigError, InfrastructureError, SerializationError, SubmissionError, TrialError
+from corral.errors import ConfigError, InfrastructureError, OtherTask, SerializationError, SubmissionError, TrialError
 from corral.lean import dataclass
 from corral.protocol import KEY_HEADER, OWN_TYPE, WAIT_HEADER, decode, encode, to_error, to_worker
 from corral.records import from_record, known_fields
@@ -65,11 +65,15 @@ def _call(method: str, path: str, read: Callable[[Any], T], data: Any = None, **
 class Place:
     """What the calls are about: a task's shared surface, or one trial."""
 
-    def __init__(self, trial_runtime_id: str | None) -> None:
+    def __init__(self, trial_runtime_id: str | None, task_id: str = "") -> None:
+        """``task_id``: that of the trial."""
         self.trial_runtime_id = trial_runtime_id
+        self._task_id = task_id
 
     def _path(self, task_id: str, end: str) -> str:
         if self.trial_runtime_id is not None:
+            if task_id != self._task_id:
+                raise OtherTask(task_id, self._task_id)
             return f"/trials/{_quoted(self.trial_runtime_id)}/{end}"
         return f"/tasks/{_quoted(task_id)}/{end}"
 
@@ -99,11 +103,11 @@ class Place:
 
     def history(self) -> Call[dict[str, Any]]:
         """What the server saw pass of the trial."""
-        return _call("GET", self._path("", "history"), dict)
+        return _call("GET", self._path(self._task_id, "history"), dict)
 
     def seen_calls(self) -> Call[CallHistory]:
         """The tool calls that it saw."""
-        return _call("GET", self._path("", "history/calls"), _seen_calls)
+        return _call("GET", self._path(self._task_id, "history/calls"), _seen_calls)
 
     def execute(self, task_id: str, tool_name: str, arguments: Mapping[str, Any]) -> Call[ToolResponse]:
         """A tool call. SerializationError for arguments that are no data."""
@@ -230,19 +234,21 @@ class Patience:
     def __init__(self, address: str) -> None:
         self._address = address
         self._tries = 0
+        self._reached = False
 
-    def after(self, error: Exception, *, silent: bool = False) -> float:
+    def after(self, error: Exception, *, silent: bool = False, reached: bool = True) -> float:
         """Seconds to wait before the next try; InfrastructureError when it is over.
 
-        ``silent``: the server took the request and then said nothing, in all the time that it had.
+        ``silent``: the server took the request and then said nothing, in all the time that it had. ``reached``:
+        there was a connection.
         """
+        self._reached = self._reached or reached
         if isinstance(error, Pending):
             self._tries = 0  # the server lives
             return 0.0
         if self._tries >= len(DELAYS) or (silent and self._tries):
-            raise InfrastructureError(
-                f"the environment server at {self._address} does not answer: {type(error).__name__}: {error}"
-            ) from error
+            # Without its cause: two libraries' tracebacks say no more than the sentence, and stand above it.
+            raise InfrastructureError.no_answer(self._address, error, reached=self._reached) from None
         self._tries += 1
         return DELAYS[self._tries - 1]
 

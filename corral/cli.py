@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from random import SystemRandom
@@ -19,6 +20,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from corral.agents.scripted import check_think_time
+from corral.crew import check_fits
 from corral.errors import ConfigError, CorralError
 from corral.header import check_session_id, new_session_id
 from corral.journal import Journal
@@ -26,8 +28,9 @@ from corral.named import NamedBuilder, load_named
 from corral.pool.config import WorkerPoolConfig, available_cpus
 from corral.pool.options import add_backend_options, backend_settings
 from corral.report.console import TerminalConsole
+from corral.report.differences import Differing, differing
 from corral.report.exports import check_report
-from corral.report.files import print_document, stable_bytes
+from corral.report.files import print_document, stable, stable_bytes
 from corral.report.rendering import print_result
 from corral.report.result import BenchmarkResult
 from corral.report.text import printable
@@ -42,6 +45,9 @@ MODEL_AGENT = "corral.agents.factories:tool_calling"
 
 EXIT_GRADED, EXIT_NOT_GRADED, EXIT_USAGE = 0, 1, 2
 """Every planned trial graded; some not, or the run failed; bad usage. A signal gives 128 plus its number."""
+
+DIFFERENCES = 3
+"""Of how many trials --compare-serial says how they differ."""
 
 EPILOG = """\
 exit status: 0 every planned trial was graded; 1 some were not, or the run failed; 2 bad usage or configuration;
@@ -196,16 +202,23 @@ def _agent_factory(options: argparse.Namespace) -> Callable[[TrialContext], Any]
         raise ConfigError(f"--agent: {options.agent} is no function")
 
     where = {} if options.api_base is None else {"api_base": options.api_base}
+    model = () if options.model is None else (options.model,)
+    check_fits(factory, f"--agent: {options.agent or MODEL_AGENT}", "context", *model, **where)
 
-    def make(context: TrialContext) -> Any:
-        agent = factory(context) if options.model is None else factory(context, options.model, **where)
+    def ready(agent: Any) -> Any:
         if think_time:
             if not hasattr(agent, "think_time"):
                 raise ConfigError("--think-time is for scripted agents only")
             agent.think_time = think_time
         return agent
 
-    return make
+    def make(context: TrialContext) -> Any:
+        return ready(factory(context, *model, **where))
+
+    async def make_on_loop(context: TrialContext) -> Any:
+        return ready(await factory(context, *model, **where))
+
+    return make_on_loop if inspect.iscoroutinefunction(factory) else make
 
 
 def _check_place(report: Path) -> None:
@@ -299,11 +312,13 @@ def _print(order: _Order, result: BenchmarkResult, serial: BenchmarkResult | Non
         print_result(result, console)
         console.print(f"Report: {order.report}", soft_wrap=True, markup=False)
     if serial is not None:
-        console.print(_compared(order, result, serial), soft_wrap=True)
+        compared = _comparison(order, result, serial)
+        console.print(_compared(compared, result), soft_wrap=True)
+        for line in _differences(compared):
+            console.print(f"  {line}", soft_wrap=True, markup=False)
 
 
-def _compared(order: _Order, result: BenchmarkResult, serial: BenchmarkResult) -> str:
-    compared = _comparison(order, result, serial)
+def _compared(compared: Mapping[str, Any], result: BenchmarkResult) -> str:
     reports = "the reports are equal, timings aside" if compared["equal"] else "the reports DIFFER, not in timings only"
     if compared["speed_up"] is None:
         return f"Serially, with no pool: {reports}. (Trials were recorded before, so the times tell nothing.)"
@@ -311,6 +326,15 @@ def _compared(order: _Order, result: BenchmarkResult, serial: BenchmarkResult) -
         f"Serially, with no pool: {compared['wall_s']:.1f} s against {result.wall_seconds:.1f} s, "
         f"{compared['speed_up']:.2f} x; {reports}."
     )
+
+
+def _differences(compared: Mapping[str, Any]) -> Iterator[str]:
+    """Where the two runs differ: their first trials that do."""
+    for one in compared["differences"]:
+        also = f"; {', '.join(one['also'])} too" if one["also"] else ""
+        yield printable(f"{one['what']}: {one['field']} is {one['here']}, serially {one['there']}{also}")
+    if more := compared["differing"] - len(compared["differences"]):
+        yield f"and {more} more"
 
 
 def _one_line(result: BenchmarkResult) -> str:
@@ -322,10 +346,14 @@ def _one_line(result: BenchmarkResult) -> str:
 
 def _comparison(order: _Order, result: BenchmarkResult, serial: BenchmarkResult) -> dict[str, Any]:
     took, alone = result.wall_seconds or math.nan, serial.wall_seconds or math.nan
+    equal = stable_bytes(result) == stable_bytes(serial)
+    found: list[Differing] = [] if equal else list(differing(stable(result), stable(serial)))
     return {
         "wall_s": alone,
         "speed_up": None if order.recorded else alone / took,
-        "equal": stable_bytes(result) == stable_bytes(serial),
+        "equal": equal,
+        "differing": len(found),
+        "differences": [asdict(one) for one in found[:DIFFERENCES]],
     }
 
 

@@ -98,9 +98,11 @@ def _socket_options() -> list[Any]:
 class Bound:
     """What both routers have in common: what they are bound to, and what they saw."""
 
-    def __init__(self, link: Link, default_verbosity: Verbosity, trial_runtime_id: str | None = None) -> None:
+    def __init__(
+        self, link: Link, default_verbosity: Verbosity, trial_runtime_id: str | None = None, task_id: str = ""
+    ) -> None:
         self.link = link
-        self.place = Place(trial_runtime_id)
+        self.place = Place(trial_runtime_id, task_id)
         self.current_verbosity: Verbosity = check_verbosity(default_verbosity)
         self.trial_runtime_id = trial_runtime_id
 

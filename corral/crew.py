@@ -23,6 +23,8 @@ class Crew:
             raise ConfigError(f"agent_factory must be a function of a TrialContext, not {shown(factory)}")
         if factory is None:
             _check_shared(agent)
+        else:
+            check_fits(factory, f"agent_factory {shown(factory)}", "context")
         self._agent = agent
         self._factory = factory
         self._is_async = inspect.iscoroutinefunction(factory)
@@ -80,6 +82,22 @@ class Crew:
         if hasattr(agent, "enable_surrender"):
             agent.enable_surrender = self._enable_surrender
         return agent
+
+
+def check_fits(factory: Callable[..., Any], what: str, *given: str, **named: str) -> None:
+    """ConfigError, naming ``what``, for a factory that cannot be called with so many arguments and these named ones.
+
+    Where that is known: it is not called, and of a wrapper it is the wrapper that counts.
+    """
+    try:
+        signature = inspect.signature(factory, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*given, **named)
+    except TypeError as error:
+        call = ", ".join([*given, *(f"{name}={value}" for name, value in named.items())])
+        raise ConfigError(f"{what} is called with ({call}), and does not take that: {error}") from None
 
 
 def _call(factory: AgentFactory, context: TrialContext) -> Any:

@@ -74,6 +74,11 @@ class CorralState:
 class _EnvironmentMeta(ABCMeta):
     """Keeps what an instance was made from, and closes its construction."""
 
+    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **options: Any) -> None:
+        super().__init__(name, bases, body, **options)
+        if any(isinstance(base, _EnvironmentMeta) for base in bases):
+            _check_tools_of(cls)
+
     if not TYPE_CHECKING:  # A type checker shall see the constructor's own signature.
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -415,17 +420,45 @@ class Environment(metaclass=_EnvironmentMeta):
 
     def _method_tools(self) -> Iterator[Tool]:
         """Methods with ``@tool``, inherited ones too, in the order of their definition, bases first."""
-        # Plain look-ups: this runs in every trial process, where inspect.getattr_static would take half a millisecond.
-        defined: dict[str, Any] = {}
-        for cls in reversed(type(self).__mro__):
-            defined.update(vars(cls))
-        for name, found in defined.items():
-            if isinstance(found.__func__ if isinstance(found, staticmethod) else found, Tool):
-                yield getattr(self, name)
+        for name in _tools_of(type(self)):
+            yield getattr(self, name)
 
     def _refuse_twice(self, name: str, others: Mapping[str, Any]) -> None:
         if name in others:
             raise ConfigError(f"{type(self).__name__}({self.task_id!r}) has two tools named {name!r}")
+
+
+def _tools_of(cls: type) -> dict[str, Tool | staticmethod[..., Any]]:
+    """The tools of a class by the names of their methods, inherited ones too."""
+    # Plain look-ups: this runs in every trial process, where inspect.getattr_static would take half a millisecond.
+    defined: dict[str, Any] = {}
+    for each in reversed(cls.__mro__):
+        defined.update(vars(each))
+    return {
+        name: found
+        for name, found in defined.items()
+        if isinstance(found.__func__ if isinstance(found, staticmethod) else found, Tool)
+    }
+
+
+_FREE = {"let_go"}
+"""What Corral uses of the class, not of the instance."""
+
+
+def _check_tools_of(cls: type) -> None:
+    """ConfigError for a tool in the place of what Corral itself uses of an environment, or that takes no self."""
+    for name, found in _tools_of(cls).items():
+        if (
+            not name.startswith("_")
+            and name not in _FREE
+            and (name in vars(Environment) or name in Environment.__annotations__)
+        ):
+            raise ConfigError(
+                f"{cls.__qualname__}.{name} cannot be a tool: Corral itself uses what has this name in every "
+                f"environment; give the method another one, and the tool this one: @tool(name={name!r})"
+            )
+        if isinstance(found, Tool):
+            found.check_method(cls.__qualname__)
 
 
 def build_environments(

@@ -4,9 +4,11 @@ The class writes the sentence; a raise site passes facts only. Who is to blame s
 
     CorralError
     ├── ConfigError (ValueError)          the caller: an argument, a task graph, a session that does not match
+    │   ├── NotInstalled (ImportError)    a package that one of Corral's extras brings
     │   ├── TaskGraphError                unknown ids, cycles, duplicates
     │   └── SessionMismatch               a recorded session whose plan, model or environment differs
     ├── NotFound (LookupError)            the caller: a task, trial or episode that does not exist or is closed
+    │   └── OtherTask                     a router bound to a trial was asked about another task
     ├── JournalError                      the session's files: unreadable, locked by another run, not writable
     ├── TrialError                        one attempt of one trial; ``kind`` decides what follows
     │   ├── WorkerDied                    the trial process ended by itself (exit code or signal)
@@ -149,6 +151,13 @@ class ConfigError(CorralError, ValueError):
     """An argument or a combination of arguments that cannot be used; nothing was started."""
 
 
+class NotInstalled(ConfigError, ImportError):
+    """``what`` needs ``package``, which ``extra`` of Corral brings, and its import failed with ``error``."""
+
+    def __init__(self, what: str, package: str, extra: str, error: ImportError) -> None:
+        super().__init__(f"{what} need {package}: pip install 'corral[{extra}]' ({error})")
+
+
 class TaskGraphError(ConfigError):
     """The tasks do not form a usable dependency graph: unknown or duplicate ids, or a cycle."""
 
@@ -181,6 +190,14 @@ class NotFound(CorralError, LookupError):
     def __str__(self) -> str:
         """The sentence, without the quotes that a LookupError would add."""
         return str(self.args[0])
+
+
+class OtherTask(NotFound):
+    """A router that is bound to a trial was asked about another task than the trial's."""
+
+    def __init__(self, asked: object, bound_to: str) -> None:
+        super().__init__("task", str(asked))
+        self.args = (f"this router is bound to a trial of task {bound_to!r}, and was asked about {asked!r:.200}",)
 
 
 class JournalError(CorralError):
@@ -382,6 +399,12 @@ class InfrastructureError(TrialError):
     """What an agent depends on failed: its endpoint, its quota, its connection. Agents raise it."""
 
     kind = FailureKind.INFRASTRUCTURE
+
+    @classmethod
+    def no_answer(cls, address: str, error: Exception, *, reached: bool) -> Self:
+        """The environment server at ``address`` does not answer; ``reached``: there was a connection."""
+        hint = "" if reached else "; is it running, and is this its address?"
+        return cls(f"the environment server at {address} does not answer: {type(error).__name__}: {error}{hint}")
 
 
 class NotRun(TrialError):

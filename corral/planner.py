@@ -174,6 +174,10 @@ class Planner:
         """How many requests wait."""
         return len(self._ranks) - self.running
 
+    def capacity(self, resource: str) -> int:
+        """How much of ``resource`` there is."""
+        return self._resource(resource).capacity
+
     def in_use(self, resource: str) -> int:
         """How much of ``resource`` is taken."""
         known = self._resource(resource)

@@ -67,7 +67,11 @@ class AsyncCorralRouter(Bound):
                 answer = await client.request(**request)
                 return calls.read_answer(call, answer.status_code, answer.content)
             except (Pending, httpx.TransportError) as error:
-                delay = patience.after(error, silent=isinstance(error, httpx.ReadTimeout))
+                delay = patience.after(
+                    error,
+                    silent=isinstance(error, httpx.ReadTimeout),
+                    reached=not isinstance(error, httpx.ConnectError),
+                )
             except NotFound as error:
                 raise self.missing(error) from None
             await anyio.sleep(delay)
@@ -179,7 +183,7 @@ class AsyncCorralRouter(Bound):
     ) -> AsyncCorralRouter:
         """The same protocol, bound to one trial."""
         bound = AsyncCorralRouter.__new__(AsyncCorralRouter)
-        Bound.__init__(bound, self.link, verbosity or self.current_verbosity, trial_runtime_id)
+        Bound.__init__(bound, self.link, verbosity or self.current_verbosity, trial_runtime_id, task_id)
         bound._address, bound._token = self._address, self._token
         return bound
 
@@ -239,7 +243,11 @@ class CorralRouter(Bound):
                 answer = client.request(**request)
                 return calls.read_answer(call, answer.status_code, answer.content)
             except (Pending, httpx.TransportError) as error:
-                delay = patience.after(error, silent=isinstance(error, httpx.ReadTimeout))
+                delay = patience.after(
+                    error,
+                    silent=isinstance(error, httpx.ReadTimeout),
+                    reached=not isinstance(error, httpx.ConnectError),
+                )
             except NotFound as error:
                 raise self.missing(error) from None
             time.sleep(delay)
@@ -351,7 +359,7 @@ class CorralRouter(Bound):
     ) -> CorralRouter:
         """The same protocol, bound to one trial."""
         bound = CorralRouter.__new__(CorralRouter)
-        Bound.__init__(bound, self.link, verbosity or self.current_verbosity, trial_runtime_id)
+        Bound.__init__(bound, self.link, verbosity or self.current_verbosity, trial_runtime_id, task_id)
         bound._address, bound._token = self._address, self._token
         return bound
 

@@ -1,7 +1,7 @@
 """Routers: what the runner and agents talk to. In-process here; a server's clients have the same methods.
 
 The protocol is one, asynchronous and synchronous. A router that is bound to one trial (``for_trial``) answers for that
-trial alone; an unbound one answers for the shared, serial surface of each task.
+trial alone, and to its own task's id alone; an unbound one answers for the shared, serial surface of each task.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
+from corral.errors import OtherTask
 from corral.loop import LoopThread
 from corral.service import OpenTrial, TrialService
 from corral.source import EnvironmentsOrBuilder, EnvironmentSource
@@ -112,14 +113,23 @@ class AsyncLocalRouter:
     """The asynchronous router over a TrialService in this process."""
 
     def __init__(
-        self, service: TrialService, *, verbosity: Verbosity = "brief", trial_runtime_id: str | None = None
+        self,
+        service: TrialService,
+        *,
+        verbosity: Verbosity = "brief",
+        trial_runtime_id: str | None = None,
+        task_id: str | None = None,
     ) -> None:
+        """``task_id``: that of the trial, where it is bound to one."""
         self.service = service
         self.current_verbosity: Verbosity = check_verbosity(verbosity)
         self.trial_runtime_id = trial_runtime_id
+        self._task_id = task_id
 
     async def _ask(self, task_id: str, action: Action, *arguments: Any) -> Any:
         if self.trial_runtime_id is not None:
+            if task_id != self._task_id is not None:
+                raise OtherTask(task_id, self._task_id)
             return await self.service.perform(self.trial_runtime_id, action, *arguments)
         return await self.service.perform_shared(task_id, action, *arguments)
 
@@ -226,7 +236,10 @@ class AsyncLocalRouter:
     ) -> AsyncLocalRouter:
         """See AsyncRouter."""
         return AsyncLocalRouter(
-            self.service, verbosity=verbosity or self.current_verbosity, trial_runtime_id=trial_runtime_id
+            self.service,
+            verbosity=verbosity or self.current_verbosity,
+            trial_runtime_id=trial_runtime_id,
+            task_id=task_id,
         )
 
     async def close_trial(self, trial_runtime_id: str) -> dict[str, Any]:

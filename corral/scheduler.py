@@ -69,10 +69,8 @@ class _Course:
     """The trial that took the slot, in whose name the planner has it."""
 
 
-_LIMITS = {
-    GLOBAL: "max_concurrency", GATE: "the gate of serial trials", SLOT: "a slot of the pool",
-    CONFIGURE: "configure_apps", "task": "max_concurrency_per_task", "episode": "the slot of its episode",
-}  # fmt: skip
+_LIMITS = {GLOBAL: "max_concurrency", CONFIGURE: "configure_apps", "task": "max_concurrency_per_task"}
+_PLACES = {GATE: "the gate of serial trials", SLOT: "a slot of the pool", "episode": "the slot of its episode"}
 """The planner's resources in the words of those who set them."""
 
 LAG = 1.0
@@ -123,12 +121,21 @@ class Scheduler:
         return self._planner.waiting
 
     def waits(self) -> dict[str, int]:
-        """How many trials wait for what, by the name of the limit; without those that wait for parents."""
+        """How many trials wait for what: the limit's name and, where somebody set it, what it is.
+
+        Without those that wait for parents.
+        """
         counts: Counter[str] = Counter()
         for resource, number in self._planner.blocked().items():
-            kind, _, name = resource.partition(":")
-            counts[f"per_model[{name}]" if kind == "model" else _LIMITS.get(kind, kind)] += number
+            counts[self._named(resource)] += number
         return dict(counts)
+
+    def _named(self, resource: str) -> str:
+        kind, _, name = resource.partition(":")
+        if kind in _PLACES:
+            return _PLACES[kind]
+        limit = f"per_model[{name}]" if kind == "model" else _LIMITS[kind]
+        return f"{limit} ({self._planner.capacity(resource)})"
 
     async def run(self, jobs: Iterable[Job], recorded: Mapping[TrialKey, bool]) -> None:
         """Run every job whose trial is not ``recorded`` (with whether it succeeded) already."""

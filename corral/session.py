@@ -209,6 +209,8 @@ class Session:
         """Run what has no record yet."""
         pending, earlier = await self._pending(), frozenset(self.results)
         self._has_run = any(job.key not in pending.recorded for job in pending.jobs)
+        if not self._has_run:
+            self._hint_at_errors()
         display.planned(self._plan.size, len(pending.recorded))
         driver = TrialDriver(self._connection, self._settings, self._crew, self.identity, display, self._outputs_of)
 
@@ -232,6 +234,15 @@ class Session:
                 tasks.cancel_scope.cancel()
         finally:
             display.finished()
+
+    def _hint_at_errors(self) -> None:
+        """Nothing is left to run: whoever started this again because of trials that failed has to ask for them."""
+        if lost := sum(not result.graded for result in self.results.values()):
+            _log.warning(
+                "session %r has a record of every trial, and nothing was run; %d of them %s not graded: "
+                "retry_errors=True (--retry-errors) runs %s again",
+                self.session_id, lost, *(("was", "that one") if lost == 1 else ("were", "these")),
+            )  # fmt: skip
 
     def _outputs_of(self, job: Job) -> dict[str, Any]:
         """From the records, so that a dependent gets the same after a resume."""

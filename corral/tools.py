@@ -112,6 +112,17 @@ class Tool:
 
     # Methods: reached through an instance, a tool is bound to it as a function would be.
 
+    def check_method(self, owner: str) -> None:
+        """ConfigError if this tool, in the body of the class ``owner``, takes no instance as its first argument."""
+        if self._static or self._owner is not None:
+            return
+        first = next(iter(inspect.signature(self.function).parameters.values()), None)
+        if first is None or first.kind is first.KEYWORD_ONLY or (first.name != "self" and _is_plain(first.annotation)):
+            raise ConfigError(
+                f"tool {self.name!r} of {owner} takes no self: give its function one as the first argument, or put "
+                "@staticmethod above @tool"
+            )
+
     def __get__(self, instance: Any, owner: type | None = None) -> Tool:
         return self if instance is None or self._static or self._owner is not None else self.bind(instance)
 
@@ -332,6 +343,14 @@ def tool(
     namespace = dict(sys._getframe(1).f_locals)
     make = partial(Tool, name=name, description=description, hidden=hidden, background=background, namespace=namespace)
     return make if function is None else make(function)
+
+
+_PLAIN = re.compile(r"(str|int|float|bool|list|dict|tuple|set|Literal)\b")
+
+
+def _is_plain(annotation: Any) -> bool:
+    """Whether an argument's type is one of data: then it is no instance that a method is called on."""
+    return bool(_PLAIN.match(annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")))
 
 
 def as_tool(value: Any) -> Tool:

@@ -95,6 +95,18 @@ MISUSES: list[tuple[list[str], str]] = [
     (["--envs", ENVS, "--agent", "../shell_envs:solver"], "must be MODULE:NAME"),
     (["--envs", ENVS, "--agent", "tests.support.leaving:agent"], "failed: SystemExit: no licence (leaving.py, line 3)"),
     (["--envs", ENVS, "--agent", "tests.support.shell_envs:no_function"], "is no function"),
+    (
+        ["--envs", ENVS, "--agent", "tests.support.shell_envs:build"],
+        "--agent: tests.support.shell_envs:build is called with (context), and does not take that: too many",
+    ),
+    (
+        ["--envs", ENVS, "--agent", "tests.support.shell_envs:plain", "--model", "a/b"],
+        "--agent: tests.support.shell_envs:plain is called with (context, a/b), and does not take that: too many",
+    ),
+    (
+        [*OWN, "--model", "a/b", "--api-base", "http://h/v1"],
+        "is called with (context, a/b, api_base=http://h/v1), and does not take that: got an unexpected keyword",
+    ),
     (["--envs", ENVS, "--agent", "nowhere:agent"], "there is no module 'nowhere'"),
     (["--envs", ENVS, "--agent", "tests.support.shell_envs:plain", "--think-time", "1"], "for scripted agents only"),
     (["--frobnicate"], "unrecognized arguments"),
@@ -133,6 +145,21 @@ def test_environments_that_cannot_be_built(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert re.search(r"ImportError: no chemistry \(shell_envs\.py, line \d+\)$", done.stderr)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "envs", "says"),
+    [
+        ("phreeqc", (), "the wetlab environments need PHREEQC: pip install 'corral[wetlab]' (not here)"),
+        ("pyswmm", ("--envs", "corral.envs.stormwater:build_envs", "--agent", SOLVER),
+         "the stormwater environments need SWMM: pip install 'corral[stormwater]' (not here)"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_is_not_installed(module: str, envs: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    """Its import fails in the workers, which load the environments."""
+    (tmp_path / f"{module}.py").write_text("raise ImportError('not here')\n")
+    done = corral(tmp_path, *envs, "--size", "1")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"corral: {says}\n")
 
 
 @pytest.mark.parametrize(
@@ -340,6 +367,32 @@ def test_a_finished_session_is_not_compared_by_its_times(tmp_path: Path) -> None
     again = [*OWN, "--size", "1", "--tasks", "p", "--session", "twice", "--compare-serial"]
     assert " x; the reports are equal" in corral(tmp_path, *again).stdout
     assert "recorded before, so the times tell nothing" in corral(tmp_path, *again).stdout
+
+
+def test_a_serial_run_that_differs_says_where(tmp_path: Path) -> None:
+    doubtful = ("--envs", ENVS, "--agent", "tests.support.shell_envs:doubter", "--size", "1", "--trials", "2",
+                "--tasks", "t,p", "--session", "d", "--compare-serial")  # fmt: skip
+    shown = corral(tmp_path, *doubtful).stdout
+    assert "the reports DIFFER, not in timings only" in shown
+    lines = shown.splitlines()[-4:]
+    assert [line.split(";")[0] for line in lines] == [
+        "  t#0: score is 1.0, serially 0.0", "  t#1: score is 1.0, serially 0.0", "  p#0: score is 1.0, serially 0.0",
+        "  and 1 more",
+    ]  # fmt: skip
+    compared = document(tmp_path, *doubtful)["compare_serial"]
+    assert (compared["equal"], compared["differing"]) == (False, 4)
+    assert [(one["what"], one["here"], one["there"]) for one in compared["differences"]] == [
+        ("t#0", "1.0", "0.0"), ("t#1", "1.0", "0.0"), ("p#0", "1.0", "0.0"),
+    ]  # fmt: skip
+
+
+def test_an_async_factory_is_given_the_model_and_its_address(tmp_path: Path) -> None:
+    given = document(
+        tmp_path, "--envs", ENVS, "--agent", "tests.support.shell_envs:late", "--tasks", "t", "--size", "1",
+        "--model", "a/b", "--api-base", "http://h/v1", "--think-time", "0.01",
+    )  # fmt: skip
+    assert given["tasks"] == {"t": {"scores": [1.0]}}
+    assert json.loads((tmp_path / given["report"]).read_text())["model"] == "a/b"
 
 
 @pytest.mark.parametrize("envs", ["orbits", "balance"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -75,6 +76,51 @@ async def test_a_factory_that_is_set_up_wrongly_stops_the_run_and_not_each_trial
 async def test_what_a_factory_gives_must_be_an_agent(given: Any) -> None:
     with pytest.raises(AgentError, match="which is no agent"):
         await crew(lambda context: given).hire(CONTEXT)
+
+
+def _none() -> ScriptedAgent:
+    return scripted()
+
+
+def _two(context: TrialContext, model: str) -> ScriptedAgent:
+    return scripted(model)
+
+
+def _named(*, context: TrialContext) -> ScriptedAgent:
+    return scripted()
+
+
+@pytest.mark.parametrize(
+    ("factory", "why"),
+    [
+        (_none, "too many positional arguments"),
+        (_two, "missing a required argument: 'model'"),
+        (_named, "too many positional arguments"),
+        (partial(_two, CONTEXT, "m"), "too many positional arguments"),
+    ],
+)
+def test_a_factory_that_does_not_take_a_context_is_refused_before_anything_starts(factory: Any, why: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"agent_factory <?.+ is called with \(context\), and does not take that: "
+    ) as no:
+        crew(factory)
+    assert str(no.value).endswith(why)
+
+
+async def test_how_a_factory_takes_its_context_is_its_own_matter() -> None:
+    """Also where its signature is that of another function, or cannot be read."""
+
+    @wraps(_two)
+    def wrapped(context: TrialContext, *rest: Any) -> ScriptedAgent:
+        return _two(context, "m")
+
+    class Maker:
+        def __call__(self, context: TrialContext, model: str = "m") -> ScriptedAgent:
+            return scripted(model)
+
+    for factory in (wrapped, Maker(), partial(_two, model="m"), lambda *_: scripted("m")):
+        assert (await crew(factory).hire(CONTEXT)).model == "m"
+    assert crew(max).label is None  # a builtin without a signature
 
 
 async def test_surrender_is_offered_as_the_benchmark_says() -> None:

@@ -380,6 +380,84 @@ def test_two_tools_of_one_name_are_refused() -> None:
         Twice()
 
 
+def _class_with(name: str, function: Any, *bases: type) -> Any:
+    return type("Lab", (*bases, Plain), {name: function})
+
+
+@pytest.mark.parametrize("name", ["score", "get_task_prompt", "close", "state", "seed", "get_tools", "concurrency"])
+def test_a_tool_in_the_place_of_what_corral_uses_is_refused(name: str) -> None:
+    """At its class's definition, also by way of a class that it is mixed with. Its name as a tool is free."""
+
+    def work(self: Any) -> int:
+        """Work."""
+        return 1
+
+    with pytest.raises(ConfigError, match=rf"Lab\.{name} cannot be a tool: .*@tool\(name='{name}'\)"):
+        _class_with(name, tool(work))
+    mixed = type("Mixed", (), {name: tool(work)})
+    with pytest.raises(ConfigError, match=rf"Lab\.{name} cannot be a tool"):
+        _class_with("other", None, mixed)
+    assert list(_class_with("work", tool(name=name)(work))("a").get_tools()) == [name]
+    assert list(_class_with("let_go", tool(work))("a").get_tools()) == ["work"]
+
+
+def no_self() -> int:
+    """Work."""
+    return 1
+
+
+def no_self_but_data(times: int) -> int:
+    """Work."""
+    return times
+
+
+def only_named(*, self: Any) -> int:
+    """Work."""
+    return 1
+
+
+def own_word(this, times: int) -> int:  # type: ignore[no-untyped-def]
+    """Work."""
+    return times
+
+
+def typed(self: list[int], env: Environment) -> int:
+    """Work."""
+    return 1
+
+
+def foreign(env: Environment) -> int:
+    """Work."""
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("function", "is_method"),
+    [(no_self, False), (no_self_but_data, False), (only_named, False), (own_word, True), (typed, True),
+     (foreign, True)],
+)  # fmt: skip
+def test_a_tool_of_a_class_takes_its_instance(function: Any, is_method: bool) -> None:
+    if is_method:
+        assert function.__name__ in _class_with("work", tool(function))("a").get_tools()
+    else:
+        with pytest.raises(ConfigError, match=f"tool '{function.__name__}' of Lab takes no self"):
+            _class_with("work", tool(function))
+    static = _class_with("work", staticmethod(tool(function)))
+    assert list(static("a").get_tools()) == [function.__name__]
+    assert list(_class_with("work", tool(staticmethod(function)))("a").get_tools()) == [function.__name__]
+
+
+def test_a_class_of_environments_may_take_options() -> None:
+    class Optional(Plain):
+        def __init_subclass__(cls, /, size: int = 0) -> None:
+            cls.size = size  # type: ignore[attr-defined]
+
+    class Large(Optional, size=7):
+        pass
+
+    assert Large.size == 7  # type: ignore[attr-defined]
+
+
 def test_tools_for_jobs_come_with_a_background_tool_only() -> None:
     assert "poll_job" not in Methods().get_tools()
     env = Methods()

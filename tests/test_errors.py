@@ -21,6 +21,7 @@ from corral.errors import (
     FailureKind,
     MemoryExceeded,
     NotFound,
+    NotInstalled,
     SerializationError,
     SessionMismatch,
     TaskGraphError,
@@ -35,6 +36,13 @@ from corral.errors import (
 def classes() -> list[type[CorralError]]:
     members = [member for _, member in inspect.getmembers(corral.errors, inspect.isclass)]
     return [member for member in members if issubclass(member, CorralError) and member.__module__ == "corral.errors"]
+
+
+def test_what_is_not_installed_is_a_matter_of_configuration_and_an_import_that_failed() -> None:
+    for kind in (ConfigError, ImportError):
+        with pytest.raises(kind) as caught:
+            raise NotInstalled("the wetlab environments", "PHREEQC", "wetlab", ImportError("no module"))
+        assert str(caught.value) == "the wetlab environments need PHREEQC: pip install 'corral[wetlab]' (no module)"
 
 
 def test_every_kind_has_its_class() -> None:

@@ -38,8 +38,8 @@ LAYERS: list[set[str]] = [
 
 PURE = {
     "call_history", "data", "episode", "errors", "planner", "pool.hello", "pool.lifecycle", "pool.messages",
-    "pool.wire", "record_shapes", "records", "report.comparison", "report.figures", "report.intervals",
-    "report.metrics", "report.timeline", "report.transcript", "tasks", "types",
+    "pool.wire", "record_shapes", "records", "report.comparison", "report.differences", "report.figures",
+    "report.intervals", "report.metrics", "report.timeline", "report.transcript", "tasks", "types",
 }  # fmt: skip
 """Modules without a clock, files, processes or an event loop: time is an argument, tests need no sleep."""
 

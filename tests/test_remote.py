@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
@@ -23,7 +25,7 @@ from corral import AsyncCorralRouter, BenchmarkResult, ConcurrencyConfig, Corral
 from corral import calls as client_calls
 from corral.agents import BaseAgent, ScriptedAgent
 from corral.calls import DELAYS, Patience
-from corral.errors import ConfigError, InfrastructureError, NotFound
+from corral.errors import ConfigError, InfrastructureError, NotFound, OtherTask
 from corral.report.files import stable_bytes
 from tests.support import server_envs
 from tests.support.benches import code, roll_and_read, sole
@@ -242,6 +244,31 @@ def test_no_score_follows_a_death(router: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
+async def test_a_bound_router_knows_its_own_task_only(served: Served) -> None:
+    """An agent that mixes up its tasks does not act on the wrong one, and breaks nothing of its own."""
+    told = "^this router is bound to a trial of task 'thread', and was asked about 'other'$"
+    async with AsyncCorralRouter(served.url) as router:
+        opened = await router.create_trial("thread")
+        bound = router.for_trial(opened["trial_runtime_id"], "thread")
+        for ask in (
+            bound.get_task_prompt, bound.get_task_guide, bound.get_tools_guide, bound.get_available_tools_for_task,
+            bound.get_task_status, bound.get_task_state, bound.configure_additional_apps, bound.surrender_task,
+            lambda task_id: bound.execute_tool(task_id, "python", {"code": "1"}),
+            lambda task_id: bound.submit_answer(task_id, 1),
+        ):  # fmt: skip
+            with pytest.raises(OtherTask, match=told):
+                await ask("other")
+        with CorralRouter(served.url) as twin, pytest.raises(OtherTask, match=told):
+            twin.for_trial(opened["trial_runtime_id"], "thread").execute_tool("other", "python", {"code": "1"})
+        seen = router.watch(opened["trial_runtime_id"])
+        assert seen is not None
+        assert (seen.history.made, seen.fault, seen.calling) == (0, None, 0)
+        assert (await bound.submit_answer("thread", 1)).score == 1
+        await router.review_trial(opened["trial_runtime_id"])
+        await router.close_trial(opened["trial_runtime_id"])
+
+
+@pytest.mark.anyio
 async def test_every_method(served: Served) -> None:
     async with AsyncCorralRouter(served.url) as router:
         assert await router.get_available_tasks() == ["thread", "other"]
@@ -450,8 +477,21 @@ def _send_one(url: str, kind: str) -> Callable[[], Awaitable[Any]]:
 def test_a_server_that_is_gone(kind: str) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(InfrastructureError, match=f"the environment server at {url} does not answer: ConnectError"):
+    with pytest.raises(InfrastructureError) as caught:
         anyio.run(_send_one(url, kind))
+    assert re.fullmatch(
+        f"the environment server at {url} does not answer: ConnectError: .+; is it running, and is this its address\\?",
+        str(caught.value),
+    )
+    assert "httpcore" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_server_that_was_reached_is_where_it_was_looked_for() -> None:
+    patience = Patience("http://h")
+    for reached in (False, True, *[False] * (len(DELAYS) - 2)):
+        patience.after(OSError("no"), reached=reached)
+    with pytest.raises(InfrastructureError, match=r"at http://h does not answer: OSError: no$"):
+        patience.after(OSError("no"), reached=False)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -463,7 +503,7 @@ def test_a_server_that_stands_still_is_noticed(kind: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(client, "TIMEOUT", httpx.Timeout(0.3))
     with serving(f"{ENVS}:threads") as server:
         os.kill(server.process.pid, signal.SIGSTOP)
-        with pytest.raises(InfrastructureError, match="does not answer: ReadTimeout"):
+        with pytest.raises(InfrastructureError, match=r"does not answer: ReadTimeout[^;]*$"):
             anyio.run(_send_one(server.url, kind))
         os.kill(server.process.pid, signal.SIGCONT)
         assert anyio.run(_send_one(server.url, kind)) == ["thread", "other"]

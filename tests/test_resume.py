@@ -231,8 +231,13 @@ def test_a_session_grows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pool", [False, 2])
-def test_retry_errors_runs_exactly_what_was_not_graded(pool: Any, tmp_path: Path) -> None:
-    """Of the process-class task one trial is not graded; of the other one is graded with 0."""
+def test_retry_errors_runs_exactly_what_was_not_graded(
+    pool: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the process-class task one trial is not graded; of the other one is graded with 0.
+
+    The same run again runs nothing, and says what would run that one.
+    """
     broken = tmp_path / "broken"
     broken.touch()
 
@@ -248,13 +253,24 @@ def test_retry_errors_runs_exactly_what_was_not_graded(pool: Any, tmp_path: Path
     tasks = benches(p="process", zero="thread")
     first = bench(tasks, policy, tmp_path, **options)
     assert first.coverage.not_graded == {"agent": 1}
+    assert _hints(caplog) == []
     assert bench(tasks, policy, tmp_path, **options).coverage.not_graded == {"agent": 1}
     assert executions(tmp_path) == 4
+    assert _hints(caplog) == [
+        "session 's' has a record of every trial, and nothing was run; 1 of them was not graded: "
+        "retry_errors=True (--retry-errors) runs that one again"
+    ]
+    caplog.clear()
     again = bench(tasks, policy, tmp_path, retry_errors=True, **options)
     assert executions(tmp_path) == 5
     assert again.coverage.complete
     assert again.task_results["p"].scores == [1, 1]
     assert bench(tasks, policy, tmp_path, **options).coverage.complete
+    assert _hints(caplog) == []
+
+
+def _hints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if "retry_errors" in record.message]
 
 
 def test_retried_errors_use_the_pool_as_far_as_they_can(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from corral import LocalRouter, tool
-from corral.errors import ConfigError, CorralError, NotFound, SubmissionError, ToolError
+from corral.errors import ConfigError, CorralError, NotFound, OtherTask, SubmissionError, ToolError
 from corral.routers import AsyncLocalRouter
 from tests.support.benches import Bench, benches
 from tests.support.chains import build_diamond
@@ -178,6 +178,26 @@ def test_trials_are_isolated(router: LocalRouter) -> None:
     second.submit_answer("a", 1)
     with pytest.raises(SubmissionError, match="submitted already"):
         second.submit_answer("a", 1)
+
+
+def test_a_bound_router_knows_its_own_task_only(router: LocalRouter) -> None:
+    """Neither another task, nor one that there is not; what is not about a task it still tells."""
+    bound = router.for_trial(router.create_trial("a")["trial_runtime_id"], "a")
+    told = "this router is bound to a trial of task 'a', and was asked about 'b'"
+    for ask in (
+        bound.get_task_prompt, bound.get_task_guide, bound.get_tools_guide, bound.get_available_tools_for_task,
+        bound.get_task_status, bound.get_task_state, bound.configure_additional_apps, bound.surrender_task,
+        lambda task_id: bound.execute_tool(task_id, "python", {"code": "1"}),
+        lambda task_id: bound.submit_answer(task_id, 1),
+    ):  # fmt: skip
+        with pytest.raises(OtherTask, match=f"^{told}$"):
+            ask("b")
+    with pytest.raises(OtherTask, match="was asked about None"):
+        bound.get_task_prompt(None)  # type: ignore[arg-type]
+    assert bound.get_available_tasks() == ["a", "b", "c"]
+    assert bound.submit_answer("a", 1).score == 1
+    other = bound.for_trial(router.create_trial("b")["trial_runtime_id"], "b")
+    assert other.submit_answer("b", 1).score == 1
 
 
 def test_ids_that_are_not_there(router: LocalRouter) -> None:

@@ -211,6 +211,42 @@ async def test_when_all_is_over_nothing_is_held(monkeypatch: pytest.MonkeyPatch)
     assert (used.running, used.waiting, scheduler.waiting) == (0, 0, 0)
 
 
+THREADS = {name: TaskInfo(name) for name in "abc"}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "limits", "slots", "expected"),
+    [
+        (THREADS, ConcurrencyConfig(2, 2), None, {"max_concurrency (2)": 1}),
+        ({"a": TaskInfo("a")}, ConcurrencyConfig(3, 1), None, {"max_concurrency_per_task (1)": 2}),
+        (THREADS, ConcurrencyConfig(3, per_model={"m": 2}), None, {"per_model[m] (2)": 1}),
+        ({name: TaskInfo(name, configures=True) for name in "abc"}, ConcurrencyConfig(3, configure_apps=1), None,
+         {"configure_apps (1)": 2}),
+        ({name: TaskInfo(name, "process") for name in "abc"}, ConcurrencyConfig(3), 2, {"a slot of the pool": 1}),
+        ({name: TaskInfo(name, "process") for name in "abc"}, ConcurrencyConfig(3), None,
+         {"the gate of serial trials": 2}),
+    ],
+)  # fmt: skip
+async def test_what_is_waited_for_is_named_with_its_limit(
+    tasks: Mapping[str, TaskInfo], limits: ConcurrencyConfig, slots: int | None, expected: dict[str, int]
+) -> None:
+    """Looked at when the first of three trials has begun."""
+    waits: list[dict[str, int]] = []
+
+    async def run_trial(job: Job, configured: Callable[[], None]) -> TaskTrialResult:
+        waits.append(scheduler.waits())
+        return await stage.run_trial(job, configured)
+
+    stage = Stage()
+    scheduler = Scheduler(
+        limits, slots=slots, run_trial=run_trial, record=told, skip_trial=stage.skip,
+        close_episode=stage.close_episode,
+    )  # fmt: skip
+    await scheduler.run(jobs(tasks, rounds=3 // len(tasks), model="m"), {})
+    assert waits[0] == expected
+    assert scheduler.waits() == {}
+
+
 @pytest.mark.parametrize("at_once", [1, 2])
 async def test_the_next_trial_runs_while_a_record_is_on_its_way(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corral.scheduler.LAG", math.inf)

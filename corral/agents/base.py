@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, ClassVar, NoReturn
 
 from corral.errors import ConfigError
@@ -68,6 +70,7 @@ class BaseAgent:
         self.hooks: dict[str, Hook] = dict(given)
         if unknown := set(self.hooks) - set(HOOKS):
             raise ConfigError(f"unknown hooks {sorted(unknown)}; known: {', '.join(HOOKS)}")
+        check_options(type(self), llm_options)
         self.llm_options = llm_options
         self.iterations = 0
         self.token_usage: dict[str, Any] = {}
@@ -154,6 +157,32 @@ class BaseAgent:
             return AgentRunResult(None, "surrender", str(end) or None, usage, messages)
         reason = f"no answer within {self.max_iterations} iterations"
         return AgentRunResult(None, "max_iterations", reason, usage, messages)
+
+
+NEAR = 0.86
+"""How much alike two names are (by difflib) that are taken for one: below are ``max_turns`` and ``max_tokens``."""
+
+
+def check_options(agent: type, given: Mapping[str, Any]) -> None:
+    """ConfigError for an option, passed on to a model, that is all but one of the agent's own: it was meant for that.
+
+    Its own are those of Corral's classes. What a user's class calls its arguments says nothing of what a model takes,
+    and neither does ``model``: endpoints know ``models``.
+    """
+    own = _own_options(agent) if given else frozenset()
+    for name in given:
+        if near := get_close_matches(name, own, 1, NEAR):
+            raise ConfigError(f"{agent.__name__} has no option {name!r}: did you mean {near[0]!r}?")
+
+
+def _own_options(agent: type) -> frozenset[str]:
+    inits = [vars(cls)["__init__"] for cls in agent.__mro__ if "__init__" in vars(cls) and _is_ours(cls)]
+    parameters = [each for init in inits for each in inspect.signature(init).parameters.values()]
+    return frozenset(each.name for each in parameters if each.kind is not each.VAR_KEYWORD) - {"self", "model"}
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "corral"
 
 
 def _check_model(model: object) -> str | None:

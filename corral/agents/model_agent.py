@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from corral.agents.base import AgentRunResult, BaseAgent, Hook
+from corral.agents.base import AgentRunResult, BaseAgent, Hook, check_options
 from corral.agents.circles import Circles
 from corral.agents.llm.backoff import Backoff
 from corral.agents.llm.client import TIMEOUT, ChatClient
@@ -70,6 +70,7 @@ class ModelAgent(BaseAgent):
         super().__init__(
             model, max_iterations=max_iterations, temperature=temperature, system_prompt=system_prompt, hooks=hooks
         )
+        check_options(type(self), llm_options)
         self.endpoint = resolve(model, api_base=api_base, api_key=api_key)
         self.llm_options = {"temperature": temperature, **llm_options}
         self.timeout = check_seconds(timeout, "timeout") or TIMEOUT

@@ -160,8 +160,7 @@ class LiveProgress(Silent):
         return text
 
     def _notes(self) -> list[Text]:
-        waits = kinds(self._tally.waits)
-        notes = [self._tally.pool_text(), f"waiting for: {waits}" if waits else ""]
+        notes = [self._tally.pool_text(), self._tally.waits_text()]
         return [Text(note, style="dim", no_wrap=True, overflow="ellipsis") for note in notes if note]
 
     def _trials(self) -> RenderableType:

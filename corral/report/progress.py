@@ -150,7 +150,7 @@ class LineProgress(Tally):
         parts = [f"{self.done} of {self.total} recorded", self.success_text()]
         parts += [kinds(self.failures)] if self.failures else []
         parts += [f"{len(self.running)} running"] if self.running else []
-        parts += [f"waiting for {kinds(self.waits)}"] if self.waits and self.running else []
+        parts += [self.waits_text()] if self.waits_text() and self.running else []
         for trial in self.oldest()[:1]:
             age = clock_time(self.clock() - trial.phase_since)
             where = f" ({trial.place})" if trial.place else ""

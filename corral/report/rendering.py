@@ -131,6 +131,8 @@ def _summary_lines(result: BenchmarkResult) -> Iterator[RenderableType]:
         *((name, _metric(value), "") for name, value in result.metric_values.items()),
         ("trials", _trials(result), "" if coverage.complete or result.running else "red"),
     ]
+    if unanswered := result.unanswered:
+        rows.append(("graded 0", f"without an answer: {kinds(unanswered)}", "yellow"))
     lost = {kind: number for kind, number in coverage.not_graded.items() if not (result.running and kind == _TO_COME)}
     if lost:
         rows.append(("not graded", kinds(lost), "red"))

@@ -202,6 +202,11 @@ class BenchmarkResult:
             failures=sum_counts(task.failures for task in self._tasks),
         )
 
+    @property
+    def unanswered(self) -> dict[str, int]:
+        """Trials that are graded with 0 since there was no answer to score, by what ended them: ``max_iterations``."""
+        return sum_counts(task.unanswered for task in self._tasks)
+
     def first_cause(self) -> str | None:
         """The first trial of the plan that was not graded, and why; None where all were graded.
 

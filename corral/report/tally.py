@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from corral.plain import plain
-from corral.report.text import clock_time, count, rate
+from corral.report.text import clock_time, count, rate, waits
 from corral.types import TaskTrialResult, TrialKey, WorkerRef
 
 Clock: TypeAlias = Callable[[], float]
@@ -155,6 +155,10 @@ class Tally(Silent):
         if not self.recorded_before:
             return f"{self.successes} succeeded"
         return f"{self.successes} of {self.recorded_now} new ones succeeded"
+
+    def waits_text(self) -> str:
+        """How many trials wait for which limit; empty where none does."""
+        return waits(self.waits)
 
     def pace_text(self) -> str:
         """Time gone, throughput and time to go."""

@@ -67,6 +67,11 @@ class TaskTrialResults:
         return dict(Counter(self.not_graded) + graded)
 
     @property
+    def unanswered(self) -> dict[str, int]:
+        """Trials that are graded with 0 since there was no answer to score, by what ended them."""
+        return dict(Counter(why for trial in self.trials if (why := why_unanswered(trial)) is not None))
+
+    @property
     def successes(self) -> int:
         """Graded trials with a score above 0, no error and no surrender."""
         return sum(trial.graded and trial.success for trial in self.trials)
@@ -132,6 +137,18 @@ class TaskTrialResults:
 def failure_kind(trial: TaskTrialResult) -> str:
     """What a trial failed of, in one word."""
     return "unknown" if trial.failure is None else trial.failure.value
+
+
+def why_unanswered(trial: TaskTrialResult) -> str | None:
+    """What ended a trial that is graded with 0 without an answer; None of any other trial."""
+    if not trial.graded or trial.failure is FailureKind.SUBMISSION:  # there was an answer, which could not be accepted
+        return None
+    if trial.surrendered:
+        return "surrendered"
+    if trial.failure is not None:
+        return trial.failure.value
+    # One that submitted by itself has a score, whatever its agent ran into later, and no message.
+    return None if trial.error_message is None else trial.agent_status
 
 
 def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

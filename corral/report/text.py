@@ -27,6 +27,15 @@ def kinds(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{printable(kind)} {number}" for kind, number in sorted(counts.items()) if number)
 
 
+def waits(counts: Mapping[str, int]) -> str:
+    """``3 wait for max_concurrency (2), 1 for a slot of the pool``; empty where nothing is waited for."""
+    parts = [f"{number} for {printable(what)}" for what, number in sorted(counts.items()) if number]
+    if not parts:
+        return ""
+    number, rest = parts[0].split(" ", 1)
+    return ", ".join([f"{number} {'waits' if number == '1' else 'wait'} {rest}", *parts[1:]])
+
+
 def figure(value: object) -> str:
     """A figure with three decimals; ``-`` where there is none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corral.agents import AgentRunResult, BaseAgent
+from corral.agents import AgentRunResult, BaseAgent, ClaudeCodeAgent, ReActAgent, ScriptedAgent, ToolCallingAgent
 from corral.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
@@ -135,3 +136,63 @@ def test_options() -> None:
 def test_options_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         BaseAgent(**options)
+
+
+MAKERS: dict[str, Any] = {
+    "base": BaseAgent,
+    "scripted": lambda **options: ScriptedAgent(lambda lab, prompt: 1, **options),
+    "react": lambda **options: ReActAgent("openai/m", api_key="k", **options),
+    "tool calling": lambda **options: ToolCallingAgent("openai/m", api_key="k", **options),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize(
+    ("name", "meant"), [("max_iteration", "max_iterations"), ("temprature", "temperature"), ("hook", "hooks")]
+)
+def test_an_option_with_a_slip_of_the_pen_is_refused(kind: str, name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"Agent has no option '{name}': did you mean '{meant}'\\?"):
+        MAKERS[kind](**{name: 3})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [("tool calling", "time_out", "timeout"), ("tool calling", "submit_tools", "submit_tool"),
+     ("react", "apibase", "api_base"), ("react", "header", "headers"), ("scripted", "think_times", "think_time")],
+)  # fmt: skip
+def test_so_is_one_of_the_agents_own_options(kind: str, name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"has no option '{name}': did you mean '{meant}'"):
+        MAKERS[kind](**{name: 3})
+
+
+def test_options_of_the_model_are_passed_on() -> None:
+    """Those that providers know, and those of a user's class, whose own arguments say nothing of them."""
+    known = (
+        "max_tokens", "max_completion_tokens", "max_retries", "top_p", "tools", "tool_choice", "thinking", "models",
+        "extra_headers", "request_timeout", "api_version", "template", "system", "flag", "option", "llm_option",
+    )  # fmt: skip
+    for kind, make in MAKERS.items():
+        given = make(**dict.fromkeys(known, 1)).llm_options
+        assert set(known) <= set(given), kind
+
+    class Own(ToolCallingAgent):
+        def __init__(self, tool: str, **options: Any) -> None:
+            super().__init__("openai/m", api_key="k", tools=[tool], **options)
+
+    assert Own("x", max_tokens=7).llm_options == {"temperature": None, "tools": ["x"], "max_tokens": 7}
+    with pytest.raises(ConfigError, match="Own has no option 'max_iteration'"):
+        Own("x", max_iteration=7)
+
+
+def test_flags_of_claude_code_are_passed_on(tmp_path: Path) -> None:
+    program = tmp_path / "claude"
+    program.touch(mode=0o700)
+    flags: dict[str, Any] = {
+        "effort": "high",
+        "append_system_prompt": "x",
+        "system_prompt_file": "x",
+        "max_budget_usd": 1,
+    }
+    assert ClaudeCodeAgent(api_key="k", program=program, **flags).llm_options == flags
+    with pytest.raises(ConfigError, match="ClaudeCodeAgent has no option 'programs': did you mean 'program'"):
+        ClaudeCodeAgent(api_key="k", program=program, programs=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
@@ -16,9 +17,11 @@ from corral import ConcurrencyConfig
 from corral.agents import AgentRunResult, BaseAgent, ReActAgent, ToolCallingAgent
 from corral.agents.llm.backoff import Backoff
 from corral.agents.llm.throttle import held_back
+from corral.agents.remarks import remark
 from corral.agents.testing import Conversation, Fault, Faults, ScriptedEndpoint, Served, Turn, following, saying
 from corral.errors import ConfigError
 from corral.report.progress import Silent
+from corral.types import TrialKey
 from tests.support import chains
 from tests.support.agent_envs import build_many, only_trial, run, weigher
 from tests.support.endpoints import serving
@@ -189,3 +192,61 @@ async def test_a_model_that_is_held_back_shows_in_the_progress_and_comes_back(tm
     shown = {name for counts in watcher.heard for name in counts if name.startswith("requests to openai/m")}
     assert shown
     assert not held_back()
+
+
+class Onlooker(Silent):
+    """Keeps what its trial is said to be at; ``saw`` is set when that is another try of a request."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.saw = threading.Event()
+
+    def phase(self, key: TrialKey, phase: str) -> None:
+        self.phases.append(phase)
+        if "try" in phase:
+            self.saw.set()
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (Fault("cut"), "agent (the model does not answer, try 2 of 4)"),
+        (Fault(status=503), "agent (the model answers HTTP 503, try 2 of 4)"),
+    ],
+    ids=["cut", "503"],
+)
+async def test_that_a_request_is_tried_again_shows_in_the_progress(
+    fault: Fault, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second try gets no answer before the progress has told of it, and the next step has nothing to tell."""
+    monkeypatch.setattr("corral.session.TICK", 0.01)
+    watcher = Onlooker()
+    turns: list[bool] = []
+
+    def script(conversation: Conversation) -> Turn | Fault:
+        turns.append(watcher.saw.wait(30))
+        return following(weigher)(conversation)
+
+    with serving(ScriptedEndpoint(script, faults=Faults(at={0: fault}))) as url:
+        agent = _agent(url, backoff=Backoff(retries=3, first=0.01))
+        trial = await only_trial(tmp_path, lambda _: agent, progress=watcher)
+    assert (trial.score, turns) == (1.0, [True] * 4)
+    assert {phase for phase in watcher.phases if "try" in phase} == {told}
+    assert watcher.phases[-1] == "scoring"
+
+
+async def test_an_agent_in_a_thread_tells_of_its_model_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.session.TICK", 0.01)
+    watcher = Onlooker()
+
+    class Threaded(BaseAgent):
+        def run(self, interface: Any, task_id: str, **kwargs: Any) -> str:
+            interface.execute_tool(task_id, "weigh", {"body": "a"})
+            remark("the model does not answer, try 2 of 3")
+            assert watcher.saw.wait(30)
+            remark("")
+            return "42"
+
+    trial = await only_trial(tmp_path, lambda _: Threaded(), progress=watcher)
+    assert trial.score == 1.0
+    assert "agent (after call 1; the model does not answer, try 2 of 3)" in watcher.phases

@@ -74,6 +74,21 @@ class TestTally:
         assert tally.throughput == 0.2
         assert tally.remaining == 5
 
+    @pytest.mark.parametrize(
+        ("counts", "text"),
+        [
+            ({}, ""),
+            ({"max_concurrency (2)": 0}, ""),
+            ({"max_concurrency (2)": 1}, "1 waits for max_concurrency (2)"),
+            ({"requests to m (4 at once)": 1, "max_concurrency (2)": 30, "none": 0},
+             "30 wait for max_concurrency (2), 1 for requests to m (4 at once)"),
+        ],
+    )  # fmt: skip
+    def test_waits(self, counts: dict[str, int], text: str) -> None:
+        tally = Tally(Clock())
+        tally.waiting(counts)
+        assert tally.waits_text() == text
+
     def test_nothing_is_known_before_the_first_trial(self) -> None:
         tally = Tally(Clock())
         tally.planned(3, 3)
@@ -140,7 +155,7 @@ def test_a_run_tells_which_tool_runs_and_which_limit_is_waited_for(tmp_path: Pat
     result = runner.bench(trials_per_task=2, max_concurrency=2, progress=seen)
     assert result.average_score() == 1.0
     assert (A0, "tool titrate (call 1)") in seen.phases
-    assert {"max_concurrency": 2} in seen.waits or {"max_concurrency_per_task": 2} in seen.waits
+    assert {"max_concurrency (2)": 2} in seen.waits or {"max_concurrency_per_task (1)": 2} in seen.waits
 
 
 class Placed(Silent):
@@ -208,7 +223,7 @@ class TestLines:
         lines.finished()
         assert stream.getvalue().splitlines() == [
             "corral: 4 trials planned, 1 of them recorded before",
-            "corral: 2 of 4 recorded; 1 of 1 new ones succeeded; 1 running; waiting for slot 3; "
+            "corral: 2 of 4 recorded; 1 of 1 new ones succeeded; 1 running; 3 wait for slot; "
             "oldest a#0 in tool titrate for 0:08 (slot 0); 0:10, 6.0/min, about 0:20 to go",
             "corral: 4 of 4 recorded; 1 of 3 new ones succeeded; worker_died 1; 0:10, 18.0/min",
         ]
@@ -288,7 +303,7 @@ class TestLive:
         assert "0:10, 12.0/min, about 0:05 to go" in page
         assert "3 of 4 recorded, 1 of 2 new ones succeeded, worker_died 1" in page
         assert "pool of 2: 2 leased, 1 restart" in page
-        assert "waiting for: slot 3" in page
+        assert "3 wait for slot" in page
         assert "a#0" in page
         assert "tool titrate 0:08" in page
         assert page.splitlines()[-1].rstrip().endswith("0:10")

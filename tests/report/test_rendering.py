@@ -12,6 +12,7 @@ from rich.console import Console
 from corral.errors import FailureKind
 from corral.report import BenchmarkResult, rendering
 from corral.report.text import clock_time, duration, figure, rate
+from corral.types import TaskTrialResult
 from tests.support.results import graded, lost, run_on
 
 
@@ -65,6 +66,26 @@ def test_an_incomplete_run_says_so_with_bounds_and_the_first_cause() -> None:
     assert "not graded    infrastructure 1" in text
     assert "b#0: 401: wrong key" in text
     assert "no graded trial: infrastructure 1" in text
+
+
+def test_why_trials_are_graded_with_0_that_gave_no_answer() -> None:
+    def ended(index: int, status: str | None, message: str | None, **more: Any) -> TaskTrialResult:
+        return TaskTrialResult("a", index, error_message=message, agent_status=status, **more)
+
+    result = BenchmarkResult.collect("s", ["a", "b"], [
+        *(ended(index, "max_iterations", "no answer within 3 iterations") for index in range(3)),
+        ended(3, "no_answer", "the agent gave no answer"),
+        ended(4, "surrender", None, surrendered=True),
+        ended(5, None, "the trial did not end", failure=FailureKind.TRIAL_TIMEOUT),
+        ended(6, None, "the answer cannot be accepted", failure=FailureKind.SUBMISSION),
+        ended(7, "max_iterations", None, score=1.0),
+        ended(8, "success", None),
+        lost("b", 0, FailureKind.AGENT),
+    ], trials_per_task=9)  # fmt: skip
+    assert result.unanswered == {"max_iterations": 3, "no_answer": 1, "surrendered": 1, "trial_timeout": 1}
+    line = "graded 0      without an answer: max_iterations 3, no_answer 1, surrendered 1, trial_timeout 1"
+    assert line in plain_rendered(result, 200).splitlines()
+    assert "without an answer" not in plain_rendered(run_on(1))
 
 
 def test_the_plain_output_is_aligned_and_without_colour() -> None:

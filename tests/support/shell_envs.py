@@ -50,6 +50,17 @@ def solver(context: TrialContext, model: str | None = None) -> ScriptedAgent:
     return ScriptedAgent(solve, model=model)
 
 
+async def late(context: TrialContext, model: str, *, api_base: str) -> ScriptedAgent:
+    """Made on the event loop; answers 1 where it was given what the command names."""
+    return ScriptedAgent(lambda lab, prompt: float((model, api_base) == ("a/b", "http://h/v1")), model=model)
+
+
+def doubter(context: TrialContext) -> ScriptedAgent:
+    """Answers 0 in the serial session, and 1 elsewhere."""
+    answer = 0 if context.session_id.endswith("-serial") else 1
+    return ScriptedAgent(lambda lab, prompt: answer)
+
+
 def killer(context: TrialContext) -> ScriptedAgent:
     """Kills the process of each trial of ``p``."""
 

@@ -50,6 +50,10 @@ class Backoff:
             return asked + chance * min(own, 1.0)
         return own * (0.5 + chance / 2)
 
+    def further(self, failures: int, cost: int = 1) -> int:
+        """How many more tries there are after ``failures``, if each counts as ``cost`` of them when it fails."""
+        return 0 if failures > self.retries else 1 + (self.retries - failures) // cost
+
 
 def may_repeat(status: int, headers: Mapping[str, str], body: str) -> bool:
     """Whether a request that failed with ``status`` may succeed later."""

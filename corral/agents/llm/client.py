@@ -25,6 +25,7 @@ from corral.agents.llm.backoff import Backoff
 from corral.agents.llm.endpoints import Endpoint
 from corral.agents.llm.errors import ContextExceeded, EndpointError, RequestRefused
 from corral.agents.llm.messages import MalformedReply, Message, Reply
+from corral.agents.remarks import remark
 
 if TYPE_CHECKING:
     from corral.agents.llm.throttle import Throttle
@@ -100,6 +101,12 @@ class ChatClient:
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Reply:
         """The model's next turn. Raises EndpointError, RequestRefused or ContextExceeded."""
+        try:
+            return await self._until_it_answers(messages, tools)
+        finally:
+            remark("")
+
+    async def _until_it_answers(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Reply:
         failures = tries = 0
         while True:
             tries += 1
@@ -111,6 +118,8 @@ class ChatClient:
                 if wait is None:
                     raise failed.error from failed.error.__cause__
                 self.retried += 1
+                most = tries + self._backoff.further(failures, failed.cost)
+                remark(f"{failed.error.in_short}, try {tries + 1} of {most}")
             await anyio.sleep(wait)
 
     async def _admitted(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], tries: int) -> Reply:

@@ -27,6 +27,11 @@ class EndpointError(InfrastructureError):
 
     status_code: int | None = None
 
+    @property
+    def in_short(self) -> str:
+        """What the endpoint does, for a display that has little room."""
+        return "the model does not answer" if self.status_code is None else f"the model answers HTTP {self.status_code}"
+
     @classmethod
     def answered(cls, model: str, status: int, body: str, tries: int) -> Self:
         """It answered with an error ``tries`` times."""

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from corral.errors import NotInstalled
+
 if TYPE_CHECKING:
     from corral.environment import Environment
 
@@ -27,11 +29,14 @@ __all__ = ["build_envs"]
 
 
 def build_envs() -> dict[str, Environment]:
-    """The environments by task id. Loads SWMM, once, for every trial forked from here."""
+    """The environments by task id. Loads SWMM, once, for every trial forked from here.
+
+    NotInstalled where SWMM is not installed.
+    """
     try:
         import corral.envs.stormwater.solver  # noqa: F401
     except ImportError as error:
-        raise ImportError("the stormwater environments need SWMM: pip install 'corral[stormwater]'") from error
+        raise NotInstalled("the stormwater environments", "SWMM", "stormwater", error) from error
     from corral.envs.stormwater.environment import StormwaterEnvironment
     from corral.envs.stormwater.tasks import TASKS
 

@@ -31,6 +31,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from corral.errors import NotInstalled
+
 if TYPE_CHECKING:
     from corral.environment import Environment
 
@@ -38,11 +40,14 @@ __all__ = ["build_envs"]
 
 
 def build_envs(seed: int = 0) -> dict[str, Environment]:
-    """The benchmark's environments by task id. Loads the engine, once, for every trial forked from here."""
+    """The benchmark's environments by task id. Loads the engine, once, for every trial forked from here.
+
+    NotInstalled where the engine is not installed.
+    """
     try:
         from corral.envs.wetlab.engine import database
     except ImportError as error:
-        raise ImportError("the wetlab environments need PHREEQC: pip install 'corral[wetlab]'") from error
+        raise NotInstalled("the wetlab environments", "PHREEQC", "wetlab", error) from error
     from corral.envs.wetlab.chain import chain_tasks
     from corral.envs.wetlab.environment import WetlabEnvironment
     from corral.envs.wetlab.stages import ReportEnvironment, StageEnvironment

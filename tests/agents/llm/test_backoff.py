@@ -23,6 +23,16 @@ def test_it_gives_up_after_its_retries() -> None:
     assert Backoff(retries=0).wait(1, 1.0, 0) is None
 
 
+@pytest.mark.parametrize("cost", [1, 2, 3, 5])
+def test_it_says_how_many_tries_are_left(cost: int) -> None:
+    backoff = Backoff(retries=6)
+    for failures in range(1, 9):
+        left = 0
+        while backoff.wait(failures + left * cost, None, 0) is not None:
+            left += 1
+        assert backoff.further(failures, cost) == left
+
+
 def test_what_the_endpoint_asks_for_is_never_cut_short() -> None:
     assert Backoff(longest=5).wait(1, 30.0, 0.0) == 30
     assert Backoff().wait(1, 30.0, 1.0) == 31
