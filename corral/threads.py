@@ -22,6 +22,8 @@ from typing import Any, TypeVar, TypeVarTuple
 from anyio import RunFinishedError, from_thread
 from anyio.lowlevel import current_token
 
+from corral.waiting import Waiting
+
 try:
     import sniffio
 except ImportError:  # it comes with trio; anyio without it looks for the loop itself
@@ -89,13 +91,8 @@ def _waker() -> tuple[Callable[[], object], Awaitable[object]]:
     if trio is not None and trio.lowlevel.in_trio_run():
         done = trio.Event()
         return partial(soon, done.set), done.wait()
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    return partial(soon, partial(_settle, future)), future
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():  # else who waited was cancelled
-        future.set_result(None)
+    waiting = Waiting(asyncio.get_running_loop())
+    return partial(soon, waiting.give), waiting
 
 
 def _start(job: _Job) -> None:

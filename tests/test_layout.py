@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {
         "arguments", "blame", "bodies", "call_history", "calls", "counters", "data", "guard", "guests", "guide",
         "header", "jobs", "listening", "loop", "once", "plain", "process_state", "protocol", "recipe", "record_shapes",
-        "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap",
+        "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap", "waiting",
     },
     {"environment"},
     {"catalogue", "runtime", "source"},
@@ -55,7 +55,7 @@ WORKER_MAY = {
     "arguments", "call_history", "catalogue", "data", "environment", "errors", "guide", "jobs", "lean",
     "pool.glance", "pool.inherited", "pool.logs", "pool.hello", "pool.main_script", "pool.messages", "pool.wire",
     "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",
-    "threads", "tools", "types",
+    "threads", "tools", "types", "waiting",
 }  # fmt: skip
 """What the worker side may import beside itself: so a worker stays small and knows nothing of the run."""
 

@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Callable, Generator
-from contextvars import Context
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import anyio
+
+from corral.waiting import Waiting
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class _RegisteredInlet:
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._socket = sock
         self._loop = loop
-        self._wait: _Wait | None = None
+        self._wait: Waiting | None = None
         self._take: Callable[[], Any] = lambda: None
         self._registered = False
         self._closed = False
@@ -78,12 +78,15 @@ class _RegisteredInlet:
     async def read(self, take: Callable[[], T]) -> T:
         if self._closed:
             raise anyio.ClosedResourceError
-        self._wait = wait = _Wait(self._loop)
+        self._wait = wait = Waiting(self._loop)
         self._take = take
         if not self._registered:
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
             self._registered = True
-        return await wait  # type: ignore[no-any-return]
+        try:
+            return await wait  # type: ignore[no-any-return]
+        finally:
+            self._wait = None
 
     def _on_readable(self) -> None:
         wait = self._wait
@@ -109,60 +112,3 @@ class _RegisteredInlet:
         self._unregister()
         if self._wait is not None and not self._wait.done():
             self._wait.fail(anyio.ClosedResourceError())
-
-
-class _Wait:
-    """What one task waits for: a future, but that ``give`` lets the task go on at once.
-
-    A future has the loop go round once more for that, which takes a fifth of what a wait does. This is asyncio's
-    protocol for whatever is awaited (``_asyncio_future_blocking``), which its tasks keep to on every loop.
-    Guarantee: ``give`` leaves no moment in which what came could be lost to a cancellation.
-    Assumption: ``give`` is called by the loop itself, not by a task.
-    """
-
-    __slots__ = ("_asyncio_future_blocking", "_error", "_loop", "_over", "_value", "_wake")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._asyncio_future_blocking = False
-        self._loop = loop
-        self._wake: Callable[[], object] = lambda: None
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._over = False
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        self._asyncio_future_blocking = True
-        yield self
-        return self._value
-
-    def give(self, value: Any) -> None:
-        """This is what came: the task runs, until it waits again."""
-        self._value, self._over = value, True
-        self._wake()
-
-    def fail(self, error: BaseException) -> None:
-        """Nothing will come: the task is told so, soon."""
-        self._error, self._over = error, True
-        self._loop.call_soon(self._wake)
-
-    # What a task, and who looks at tasks, asks of a future.
-
-    def done(self) -> bool:
-        return self._over
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
-
-    def add_done_callback(self, wake: Callable[[Any], object], *, context: Context) -> None:
-        self._wake = partial(context.run, wake, self)
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-    def cancel(self, msg: Any = None) -> bool:
-        if not self._over:
-            self.fail(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
-            return True
-        return False

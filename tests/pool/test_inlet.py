@@ -153,22 +153,3 @@ def _close(inlet: Inlet, sock: socket.socket) -> None:
     inlet.close()
     anyio.notify_closing(sock)
     sock.close()
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_the_tasks_that_asyncio_has_in_python_wait_in_the_same_way(pair: Pair) -> None:
-    """As under a debugger that replaces those in C."""
-    ours, theirs = pair
-    inlet = open_inlet(ours)
-    loop = asyncio.get_running_loop()
-    plain: Any = vars(asyncio.tasks)["_PyTask"]
-    waits = plain(inlet.read(taking(ours)), loop=loop)
-    await asyncio.sleep(0)
-    theirs.send(b"as well")
-    assert await waits == b"as well"
-    waits = plain(inlet.read(taking(ours)), loop=loop)
-    await asyncio.sleep(0)
-    assert waits.cancel("enough")
-    with pytest.raises(asyncio.CancelledError, match="enough"):
-        await waits
-    inlet.close()
