@@ -50,6 +50,9 @@ TICK = 0.5
 """Seconds in which patience is counted."""
 
 
+CLOSED = "the pool was closed"
+
+
 class NodeGone(Exception):
     """The node of a call was lost. ``reason``, in words."""
 
@@ -122,6 +125,8 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._given_up = False
         """Before it was open."""
+        self._calls: set[anyio.Event] = set()
+        """Those that wait for an answer: what ends the wait."""
 
     # ---- from the supervisor's loop ----
 
@@ -138,7 +143,7 @@ class Engine:
                 failures.append(error)
             finally:
                 self._tell(opened.set)
-                self._tell(self._ended.set)
+                self._tell(self._end_calls)
 
         threading.Thread(target=run, name="corral dask", daemon=True).start()
         try:
@@ -159,17 +164,27 @@ class Engine:
             outcome.append(value)
             self._tell(done.set)
 
-        self._there(self._begin, incarnation, body, finish)
-        await done.wait()
-        value = outcome.pop()
+        self._calls.add(done)
+        try:
+            self._there(self._begin, incarnation, body, finish)
+            await done.wait()
+        finally:
+            self._calls.discard(done)
+        value = outcome.pop() if outcome else NodeGone(CLOSED)
         if isinstance(value, BaseException):
             raise value
         return value
 
+    def _end_calls(self) -> None:
+        """The driver's loop has ended: whoever still waits for it, or for an answer, need not any longer."""
+        self._ended.set()
+        for done in self._calls:
+            done.set()
+
     async def _give_up(self) -> None:
         self._given_up = True
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(NodeGone):
                 self._there(self._cancel_opening)
         await self._ended.wait()
 
@@ -180,13 +195,16 @@ class Engine:
     async def close(self) -> None:
         """End all agents, and what was launched."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(NodeGone):
                 self._there(self._over.set)
             await self._ended.wait()
 
     def _there(self, function: Callable[..., object], *args: Any) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(function, *args)
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            raise NodeGone(CLOSED) from None
 
     def _tell(self, function: Callable[[], object]) -> None:
         with contextlib.suppress(Exception):  # the supervisor's loop has ended: nobody is waiting any more
@@ -334,7 +352,7 @@ class Engine:
         try:
             finish(await self._ask(contact, body))
         except asyncio.CancelledError:
-            finish(NodeGone(contact.reason or "the pool was closed"))
+            finish(NodeGone(contact.reason or CLOSED))
         except (OSError, NodeGone) as error:
             # Whatever broke, the request may have been carried out: the node is not asked again.
             reason = error.reason if isinstance(error, NodeGone) else f"its connection broke: {ErrorRecord.of(error)}"

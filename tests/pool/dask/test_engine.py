@@ -1,0 +1,67 @@
+"""The connection to a cluster ends: whoever waits for an answer, or asks too late, is told so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+pytest.importorskip("distributed")
+
+from corral.pool.dask.config import DaskConfig
+from corral.pool.dask.engine import CLOSED, Engine, NodeGone
+
+pytestmark = pytest.mark.anyio
+
+
+class Mute(Engine):
+    """Its cluster is there, and answers nothing."""
+
+    asked = False
+
+    async def _main(self, opened: Callable[[], None]) -> None:
+        self._over, self._opening = asyncio.Event(), asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        opened()
+        await self._over.wait()
+
+    def _begin(self, *request: Any) -> None:
+        self.asked = True
+
+
+def never() -> Any:
+    raise AssertionError
+
+
+@pytest.fixture
+async def engine() -> Mute:
+    engine = Mute(DaskConfig("tls://nowhere:1"), never, None, lambda event: None)
+    await engine.open()
+    return engine
+
+
+async def test_a_call_that_is_under_way_ends_with_the_connection(engine: Mute) -> None:
+    told: list[str] = []
+
+    async def call() -> None:
+        with pytest.raises(NodeGone) as gone:
+            await engine.call("node", b"a request")
+        told.append(gone.value.reason)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await anyio.wait_all_tasks_blocked()
+            await engine.close()
+    assert (engine.asked, told) == (True, [CLOSED])
+
+
+async def test_a_call_that_comes_too_late_is_not_made(engine: Mute) -> None:
+    await engine.close()
+    with anyio.fail_after(10), pytest.raises(NodeGone, match=CLOSED):
+        await engine.call("node", b"a request")
+    assert not engine.asked
+    await engine.close()  # once more is no error
