@@ -152,16 +152,19 @@ class Planner:
         self._resources: dict[str, _Resource] = {}
         self._root = _Node(None, _Resource(""), 0)
         self._children: dict[tuple[_Node, str, int], _Node] = {}
-        self._ranks: dict[Hashable, int] = {}
-        """Of all that wait or run."""
+        self._numbers: dict[Hashable, int] = {}
+        """Of all requests that ever waited, the last one of each key. What has ended stays: to look here, where a
+        million may be, is what is spared when a request starts and when it ends."""
+        self._holders: dict[Hashable, int] = {}
+        """The numbers of those that run."""
         self._waiting: list[Request | None] = []
         """By number, as the next two: the request, as long as it waits."""
         self._nodes: list[_Node] = []
         """Where it waits; once it runs, the demands on the path to this node are what it holds."""
         self._behind: list[int | None] = []
         """The rank of who stands behind it in its line."""
-        self.running = 0
-        """How many requests were started and not released as a whole."""
+        self.waiting = 0
+        """How many requests wait."""
         self.evaluations = 0
         """How many times a request was looked at: what the cost per admission is measured by."""
         for name, capacity in capacities.items():
@@ -170,9 +173,9 @@ class Planner:
     # --- What there is ---
 
     @property
-    def waiting(self) -> int:
-        """How many requests wait."""
-        return len(self._ranks) - self.running
+    def running(self) -> int:
+        """How many requests were started and not released as a whole."""
+        return len(self._holders)
 
     def capacity(self, resource: str) -> int:
         """How much of ``resource`` there is."""
@@ -185,7 +188,7 @@ class Planner:
 
     def blocked_on(self, key: Hashable) -> str | None:
         """The resource that keeps a waiting request from starting; None if nothing does, or it does not wait."""
-        if (number := self._number(key, waits=True)) is None:
+        if (number := self._number(key)) is None:
             return None
         short = self._nodes[number].short()
         return None if short is None else short.resource.name
@@ -202,14 +205,16 @@ class Planner:
 
     def add(self, request: Request) -> None:
         """Let ``request`` wait. One that could never start is refused with ConfigError."""
-        if request.key in self._ranks:
+        if request.key in self._holders or self._number(request.key) is not None:
             raise ProtocolError(f"the planner already knows {request.key!s}")
         for name, amount in request.demands.items():
             check_count(amount, f"demand of {request.key!s} for {name}")
             if amount > (capacity := self._resource(name).capacity):
                 raise ConfigError(f"{request.key!s} needs {amount} of {name}, and there are never more than {capacity}")
         node = self._node(request.demands)
-        rank = self._ranks[request.key] = (request.order << _NUMBER_BITS) + len(self._nodes)
+        number = self._numbers[request.key] = len(self._nodes)
+        rank = (request.order << _NUMBER_BITS) + number
+        self.waiting += 1
         self._waiting.append(request)
         self._nodes.append(node)
         self._behind.append(None)
@@ -236,7 +241,8 @@ class Planner:
                 continue
             if (request := self._waiting[number]) is not None:  # otherwise it was withdrawn
                 self._waiting[number] = None
-                self.running += 1
+                self._holders[request.key] = number
+                self.waiting -= 1
                 node.requests -= 1
                 for taken in node.path():
                     taken.resource.free -= taken.amount
@@ -253,12 +259,11 @@ class Planner:
 
         Releasing what is not held is an error of the caller and changes nothing.
         """
-        if (number := self._number(key, waits=False)) is None:
+        if (number := self._holders.get(key)) is None:
             raise ProtocolError(f"{key!s} holds nothing that could be released")
         given = self._nodes[number].path()
         if resources is None:
-            del self._ranks[key]
-            self.running -= 1
+            del self._holders[key]
         else:
             held = {node.resource.name: node.amount for node in given}
             names = list(resources)
@@ -273,9 +278,9 @@ class Planner:
 
     def withdraw(self, key: Hashable) -> bool:
         """Take a waiting request away; False if it does not wait (it may have been started)."""
-        if (number := self._number(key, waits=True)) is None:
+        if (number := self._number(key)) is None:
             return False
-        del self._ranks[key]
+        self.waiting -= 1
         self._waiting[number] = None  # its rank stays in the tree until it is the lowest there
         self._nodes[number].requests -= 1
         return True
@@ -301,10 +306,10 @@ class Planner:
 
     # --- The tree ---
 
-    def _number(self, key: Hashable, *, waits: bool) -> int | None:
-        """The number of a request, if it waits, or if it runs."""
-        rank = self._ranks.get(key)
-        return None if rank is None or (self._waiting[rank & _NUMBER] is not None) != waits else rank & _NUMBER
+    def _number(self, key: Hashable) -> int | None:
+        """The number of a request, if it waits."""
+        number = self._numbers.get(key)
+        return None if number is None or self._waiting[number] is None else number
 
     def _resource(self, name: str) -> _Resource:
         if (known := self._resources.get(name)) is None:
