@@ -81,6 +81,9 @@ _NUMBER_BITS = 32
 _NUMBER = (1 << _NUMBER_BITS) - 1
 """A rank is an order, and in its lower bits the number of a request: how many were added before it."""
 
+_GONE = object()
+"""In place of the key of a request that waits no longer."""
+
 _NO_RANKS: list[int] = []
 """The heap of all nodes without children, which nearly all are: one list less to look at in memory."""
 
@@ -157,8 +160,8 @@ class Planner:
         million may be, is what is spared when a request starts and when it ends."""
         self._holders: dict[Hashable, int] = {}
         """The numbers of those that run."""
-        self._waiting: list[Request | None] = []
-        """By number, as the next two: the request, as long as it waits."""
+        self._waiting: list[Hashable] = []
+        """By number, as the next two: its key, as long as it waits, then _GONE."""
         self._nodes: list[_Node] = []
         """Where it waits; once it runs, the demands on the path to this node are what it holds."""
         self._behind: list[int | None] = []
@@ -215,7 +218,7 @@ class Planner:
         number = self._numbers[request.key] = len(self._nodes)
         rank = (request.order << _NUMBER_BITS) + number
         self.waiting += 1
-        self._waiting.append(request)
+        self._waiting.append(request.key)
         self._nodes.append(node)
         self._behind.append(None)
         node.requests += 1
@@ -228,8 +231,8 @@ class Planner:
             node.push(rank)
         self._list(node)
 
-    def admit(self) -> list[Request]:
-        """Start every request that can start, in order. Calling it again without a change starts nothing."""
+    def admit(self) -> list[Hashable]:
+        """Start every request that can start, in order; their keys. Once more without a change starts nothing."""
         started = []
         while (rank := self._root.first()) is not None:
             number = rank & _NUMBER
@@ -239,20 +242,25 @@ class Planner:
                 self._park(short)
                 self._strike(short, rank)
                 continue
-            if (request := self._waiting[number]) is not None:  # otherwise it was withdrawn
-                self._waiting[number] = None
-                self._holders[request.key] = number
+            if (key := self._waiting[number]) is not _GONE:  # otherwise it was withdrawn
+                self._waiting[number] = _GONE
+                self._holders[key] = number
                 self.waiting -= 1
                 node.requests -= 1
                 for taken in node.path():
                     taken.resource.free -= taken.amount
-                started.append(request)
+                started.append(key)
             if node.front == rank:
                 node.front = self._behind[number]
             else:
                 heappop(node.heap)
             self._strike(node, rank)
         return started
+
+    def holds(self, key: Hashable) -> list[str]:
+        """The resources of which a running request still holds something; none if it does not run."""
+        number = self._holders.get(key)
+        return [] if number is None else [node.resource.name for node in self._nodes[number].path()]
 
     def release(self, key: Hashable, resources: Iterable[str] | None = None) -> None:
         """Give back what ``key`` holds: all of it, which ends it, or some resources early.
@@ -281,7 +289,7 @@ class Planner:
         if (number := self._number(key)) is None:
             return False
         self.waiting -= 1
-        self._waiting[number] = None  # its rank stays in the tree until it is the lowest there
+        self._waiting[number] = _GONE  # its rank stays in the tree until it is the lowest there
         self._nodes[number].requests -= 1
         return True
 
@@ -293,12 +301,10 @@ class Planner:
         check_count(capacity, f"capacity of {resource}")
         known = self._resource(resource)
         if capacity < known.capacity:
-            for request in self._waiting:
-                if request is not None and request.demands.get(resource, 0) > capacity:
-                    raise ConfigError(
-                        f"{resource} cannot shrink to {capacity}: {request.key!s} waits for "
-                        f"{request.demands[resource]} of it"
-                    )
+            greedy = [node for node in self._children.values() if node.resource is known and node.amount > capacity]
+            for node in greedy:
+                if (key := self._someone_below(node)) is not _GONE:
+                    raise ConfigError(f"{resource} cannot shrink to {capacity}: {key!s} waits for {node.amount} of it")
         known.free += capacity - known.capacity
         known.capacity = capacity
         if known.parked is not None:
@@ -309,7 +315,12 @@ class Planner:
     def _number(self, key: Hashable) -> int | None:
         """The number of a request, if it waits."""
         number = self._numbers.get(key)
-        return None if number is None or self._waiting[number] is None else number
+        return None if number is None or self._waiting[number] is _GONE else number
+
+    def _someone_below(self, node: _Node) -> Hashable:
+        """The key of a request that waits for what this node demands, and maybe more; _GONE if there is none."""
+        at = zip(self._waiting, self._nodes, strict=True)
+        return next((key for key, place in at if key is not _GONE and node in place.path()), _GONE)
 
     def _resource(self, name: str) -> _Resource:
         if (known := self._resources.get(name)) is None:

@@ -216,13 +216,13 @@ class Scheduler:
         return needs | dict.fromkeys(own, 1)
 
     def _admit(self, tasks: TaskGroup) -> None:
-        for request in self._planner.admit():
-            job = self._jobs[request.key]  # type: ignore[index]
+        for key in self._planner.admit():
+            job = self._jobs[key]  # type: ignore[index]
             course = self._course_of(job)
             course.begun = True
-            if SLOT in request.demands and job.episode.is_chain:
+            if job.key in course.wants_slot:
                 self._pin(course, job.key)
-            tasks.start_soon(self._run, job, request, tasks)
+            tasks.start_soon(self._run, job, tasks)
 
     def _pin(self, course: _Course, holder: TrialKey) -> None:
         """The episode has its slot: its other trials need none of their own. They cannot start before this one ends."""
@@ -258,12 +258,9 @@ class Scheduler:
         self._enqueue(job)
         self._admit(tasks)
 
-    async def _run(self, job: Job, request: Request, tasks: TaskGroup) -> None:
-        held = set(request.demands)
-
+    async def _run(self, job: Job, tasks: TaskGroup) -> None:
         def configured() -> None:
-            if CONFIGURE in held:
-                held.discard(CONFIGURE)
+            if CONFIGURE in self._planner.holds(job.key):
                 self._planner.release(job.key, [CONFIGURE])
                 self._admit(tasks)
 
@@ -273,7 +270,7 @@ class Scheduler:
             self._put_off(job, error.left, tasks)
             return
         if job.episode.is_chain or self._limits.global_trials == 1 or self._records_lag():
-            await self._go_on(job, await self._record(job, result, True), held, tasks)
+            await self._go_on(job, await self._record(job, result, True), tasks)
             return
         self._planner.release(job.key)
         self._admit(tasks)
@@ -289,14 +286,14 @@ class Scheduler:
         oldest = next(iter(self._recording.values()), math.inf)
         return anyio.current_time() - oldest > LAG
 
-    async def _go_on(self, job: Job, result: TaskTrialResult, held: set[str], tasks: TaskGroup) -> None:
+    async def _go_on(self, job: Job, result: TaskTrialResult, tasks: TaskGroup) -> None:
         """A trial has its record: what follows from it."""
         del self._jobs[job.key]
         ready, lost = job.episode.ended(job.key.task_id, succeeded=result.success)
         if is_last := job.episode.is_over:  # closing is part of it: its slot is free when the next trial is chosen
             await self._skip(job.episode, lost)
             await self._close(self._course_of(job))
-        self._give_back(job, held)
+        self._give_back(job)
         if is_last:
             self._forget(job.episode)
         for task_id in ready:
@@ -305,10 +302,10 @@ class Scheduler:
         if not is_last:
             await self._skip(job.episode, lost)
 
-    def _give_back(self, job: Job, held: set[str]) -> None:
+    def _give_back(self, job: Job) -> None:
         """What the trial held, but for the slot, which stays with its episode."""
         if self._course_of(job).slot_holder == job.key:
-            self._planner.release(job.key, held - {SLOT})
+            self._planner.release(job.key, set(self._planner.holds(job.key)) - {SLOT})
         else:
             self._planner.release(job.key)
 

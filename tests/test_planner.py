@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 
 import pytest
 
 from corral.errors import ConfigError, ProtocolError
 from corral.planner import CONFIGURE, GATE, GLOBAL, SLOT, Planner, Request, model_resource, task_resource
-
-
-def keys(requests: Iterable[Request]) -> list[Hashable]:
-    return [request.key for request in requests]
 
 
 class NaivePlanner:
@@ -31,14 +27,14 @@ class NaivePlanner:
             for name, amount in request.demands.items()
         )
 
-    def admit(self) -> list[Request]:
+    def admit(self) -> list[Hashable]:
         started = []
         for request in sorted(self.waiting, key=lambda r: r.order):
             if self.fits(request):
                 self.in_use.update(request.demands)
                 self.held[request.key] = dict(request.demands)
                 self.waiting.remove(request)
-                started.append(request)
+                started.append(request.key)
         return started
 
     def release(self, key: Hashable, resources: list[str] | None) -> None:
@@ -90,7 +86,7 @@ def test_admits_what_a_naive_planner_admits(seed: int) -> None:
             planner.resize(resource, capacities[resource])
             naive.capacity[resource] = capacities[resource]
         if rng.random() < 0.7:
-            assert keys(planner.admit()) == keys(naive.admit())
+            assert planner.admit() == naive.admit()
             assert planner.admit() == []
             assert not any(naive.fits(request) for request in naive.waiting)
             for request in naive.waiting:
@@ -106,22 +102,22 @@ def test_takes_all_resources_in_one_step_or_none() -> None:
     planner = Planner({GLOBAL: 5, SLOT: 1})
     planner.add(Request("a", {GLOBAL: 1, SLOT: 1}))
     planner.add(Request("b", {GLOBAL: 1, SLOT: 1}))
-    assert keys(planner.admit()) == ["a"]
+    assert planner.admit() == ["a"]
     assert planner.in_use(GLOBAL) == 1  # "b" waits for the slot and holds nothing meanwhile
     assert planner.blocked_on("b") == SLOT
     planner.release("a")
-    assert keys(planner.admit()) == ["b"]
+    assert planner.admit() == ["b"]
 
 
 def test_a_blocked_request_holds_back_only_those_that_want_the_same() -> None:
     planner = Planner({GLOBAL: 4, task_resource("x"): 1})
     for key, task in [("x0", "x"), ("x1", "x"), ("y0", "y"), ("y1", "y")]:
         planner.add(Request(key, {GLOBAL: 1, task_resource(task): 1}))
-    assert keys(planner.admit()) == ["x0", "y0", "y1"]
+    assert planner.admit() == ["x0", "y0", "y1"]
     planner.release("y0")
     assert planner.admit() == []
     planner.release("x0")
-    assert keys(planner.admit()) == ["x1"]
+    assert planner.admit() == ["x1"]
 
 
 def test_equal_demands_start_in_order() -> None:
@@ -130,8 +126,8 @@ def test_equal_demands_start_in_order() -> None:
         planner.add(Request(key, {GLOBAL: 1}, order))
     seen = []
     while started := planner.admit():
-        seen += keys(started)
-        planner.release(started[0].key)
+        seen += started
+        planner.release(started[0])
     assert seen == ["first", "second", "soon", "late"]
 
 
@@ -140,23 +136,23 @@ def test_nothing_runs_beside_a_request_for_all_of_a_resource() -> None:
     planner.add(Request("alone", {GLOBAL: 3}, 0))
     planner.add(Request("a", {GLOBAL: 1}, 1))
     planner.add(Request("b", {GLOBAL: 1}, 2))
-    assert keys(planner.admit()) == ["alone"]
+    assert planner.admit() == ["alone"]
     planner.release("alone")
-    assert keys(planner.admit()) == ["a", "b"]
+    assert planner.admit() == ["a", "b"]
     planner.add(Request("alone", {GLOBAL: 3}, 0))
     planner.release("a")
     assert planner.admit() == []
     planner.release("b")
-    assert keys(planner.admit()) == ["alone"]
+    assert planner.admit() == ["alone"]
 
 
 def test_some_resources_can_be_released_early() -> None:
     planner = Planner({GLOBAL: 2, CONFIGURE: 1})
     for key in "ab":
         planner.add(Request(key, {GLOBAL: 1, CONFIGURE: 1}))
-    assert keys(planner.admit()) == ["a"]
+    assert planner.admit() == ["a"]
     planner.release("a", [CONFIGURE])
-    assert keys(planner.admit()) == ["b"]
+    assert planner.admit() == ["b"]
     assert (planner.running, planner.in_use(GLOBAL), planner.in_use(CONFIGURE)) == (2, 2, 1)
     planner.release("a")
     assert planner.in_use(GLOBAL) == 1
@@ -176,7 +172,7 @@ def test_releasing_what_is_not_held_changes_nothing(key: str, resources: list[st
     assert (planner.in_use(GLOBAL), planner.running, planner.waiting) == (1, 1, 1)
     assert planner.admit() == []
     planner.release("a")
-    assert keys(planner.admit()) == ["waits"]
+    assert planner.admit() == ["waits"]
 
 
 def test_a_withdrawn_request_passes_its_place_on() -> None:
@@ -188,10 +184,10 @@ def test_a_withdrawn_request_passes_its_place_on() -> None:
     assert not planner.withdraw("b")
     assert not planner.withdraw("a")  # it runs
     planner.release("a")
-    assert keys(planner.admit()) == ["c"]
+    assert planner.admit() == ["c"]
     planner.add(Request("b", {GLOBAL: 1}))  # it may come back
     planner.release("c")
-    assert keys(planner.admit()) == ["b"]
+    assert planner.admit() == ["b"]
 
 
 def test_a_request_that_can_never_start_is_refused() -> None:
@@ -238,16 +234,16 @@ def test_what_waits_is_counted_by_what_it_waits_for() -> None:
     for index in range(3):
         planner.add(Request(f"a{index}", {GLOBAL: 1, task_resource("a"): 1}, index))
         planner.add(Request(f"g{index}", {GLOBAL: 1, GATE: 1}, index))
-    assert keys(planner.admit()) == ["a0", "g0"]
+    assert planner.admit() == ["a0", "g0"]
     assert planner.blocked() == {task_resource("a"): 2, GATE: 2}
     planner.add(Request("b0", {GLOBAL: 1}, 9))
     planner.add(Request("b1", {GLOBAL: 1}, 10))
-    assert keys(planner.admit()) == ["b0"]
+    assert planner.admit() == ["b0"]
     assert sum(planner.blocked().values()) == planner.waiting == 5
     assert planner.blocked()[GLOBAL] >= 1
     planner.release("b0")
     planner.release("g0")
-    assert keys(planner.admit()) == ["g1", "b1"]
+    assert planner.admit() == ["g1", "b1"]
     assert sum(planner.blocked().values()) == planner.waiting == 3
 
 
@@ -255,15 +251,15 @@ def test_a_resource_can_grow_and_shrink() -> None:
     planner = Planner({SLOT: 1})
     for number in range(4):
         planner.add(Request(number, {SLOT: 1}))
-    assert keys(planner.admit()) == [0]
+    assert planner.admit() == [0]
     planner.resize(SLOT, 3)
-    assert keys(planner.admit()) == [1, 2]
+    assert planner.admit() == [1, 2]
     planner.resize(SLOT, 1)
     planner.release(0)
     planner.release(1)
     assert planner.admit() == []  # what runs goes on; the new capacity is still taken
     planner.release(2)
-    assert keys(planner.admit()) == [3]
+    assert planner.admit() == [3]
 
 
 def test_a_resource_does_not_shrink_below_what_waits() -> None:
@@ -271,7 +267,7 @@ def test_a_resource_does_not_shrink_below_what_waits() -> None:
     planner.add(Request("alone", {GLOBAL: 4}))
     with pytest.raises(ConfigError, match="cannot shrink to 3: alone waits for 4"):
         planner.resize(GLOBAL, 3)
-    assert keys(planner.admit()) == ["alone"]
+    assert planner.admit() == ["alone"]
 
 
 def test_those_that_come_out_of_order_start_in_order() -> None:
@@ -283,8 +279,8 @@ def test_those_that_come_out_of_order_start_in_order() -> None:
     assert all(planner.withdraw(order) for order in gone)
     seen: list[Hashable] = []
     while started := planner.admit():
-        seen += keys(started)
-        planner.release(started[0].key)
+        seen += started
+        planner.release(started[0])
     assert seen == sorted(set(orders) - gone)
 
 
@@ -302,13 +298,13 @@ def steps_per_admission(trials: int, tasks: int, *, order: str) -> float:
             demands[GATE] = 1
         planner.add(Request(number, demands, number))
     rng = random.Random(1)
-    running = keys(planner.admit())
+    running = planner.admit()
     admitted, most, before = len(running), 0, planner.evaluations
     while running:
         chosen = rng.randrange(len(running))
         running[chosen], running[-1] = running[-1], running[chosen]
         planner.release(running.pop())
-        started = keys(planner.admit())
+        started = planner.admit()
         most = max(most, planner.evaluations - before - len(started))
         before = planner.evaluations
         running += started

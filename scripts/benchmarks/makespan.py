@@ -77,8 +77,8 @@ class Mix:
             planner.add(Request(index, needs, index))
         now, running = 0.0, list[tuple[float, int]]()
         while True:
-            for request in planner.admit():
-                index = int(str(request.key))
+            for key in planner.admit():
+                index = int(str(key))
                 heapq.heappush(running, (now + sum(self.chains[index]), index))
             if not running:
                 return now

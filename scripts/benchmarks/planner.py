@@ -114,7 +114,7 @@ class Simulation:
         for request in waiting:
             self._planner.add(request)
         self.added.append((cpu_seconds() - began) / self._number)
-        self._running = [(self._dice.expovariate(1.0), each.key) for each in self._planner.admit()]
+        self._running = [(self._dice.expovariate(1.0), key) for key in self._planner.admit()]
         heapq.heapify(self._running)
 
     def _run(self, releases: int) -> float:
@@ -123,8 +123,8 @@ class Simulation:
         for _ in range(releases):
             now, key = heapq.heappop(running)
             planner.release(key)
-            for request in planner.admit():
-                heapq.heappush(running, (now + dice.expovariate(1.0), request.key))
+            for started in planner.admit():
+                heapq.heappush(running, (now + dice.expovariate(1.0), started))
         return cpu_seconds() - began
 
 
