@@ -26,6 +26,8 @@ from corral.types import ConcurrencyMode, TaskTrialResult, ToolResponse, Verbosi
 
 T = TypeVar("T")
 
+_NOT_REACHED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
 
 class AsyncCorralRouter(Bound):
     """The asynchronous router of an environment server, on asyncio and trio.
@@ -70,7 +72,7 @@ class AsyncCorralRouter(Bound):
                 delay = patience.after(
                     error,
                     silent=isinstance(error, httpx.ReadTimeout),
-                    reached=not isinstance(error, httpx.ConnectError),
+                    reached=not isinstance(error, _NOT_REACHED),
                 )
             except NotFound as error:
                 raise self.missing(error) from None
@@ -246,7 +248,7 @@ class CorralRouter(Bound):
                 delay = patience.after(
                     error,
                     silent=isinstance(error, httpx.ReadTimeout),
-                    reached=not isinstance(error, httpx.ConnectError),
+                    reached=not isinstance(error, _NOT_REACHED),
                 )
             except NotFound as error:
                 raise self.missing(error) from None

@@ -14,7 +14,7 @@ def _nothing() -> None:
 
 
 class Waiting:
-    """Awaited by one task, once: a future, but that ``give`` lets the task go on at once.
+    """Awaited by one task, once, and by ``await`` alone: a future, but that ``give`` lets the task go on at once.
 
     A future has the loop go round once more for that, which takes a fifth of what a wait does. This is asyncio's
     protocol for whatever is awaited (``_asyncio_future_blocking``), which its tasks keep to on every loop.
@@ -70,8 +70,12 @@ class Waiting:
 
     def result(self) -> Any:
         """What came. It raises the error that came instead."""
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or it would keep this frame alive, and the frame the error
         return self._value
 
     def cancel(self, msg: Any = None) -> bool:

@@ -486,6 +486,17 @@ def test_a_server_that_is_gone(kind: str) -> None:
     assert "httpcore" not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.parametrize("error", [httpx.ConnectTimeout, httpx.ConnectError, httpx.PoolTimeout])
+@pytest.mark.usefixtures("hasty")
+def test_a_host_that_nobody_connects_to_may_be_the_wrong_one(error: type[httpx.TransportError]) -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise error("no")
+
+    with httpx.Client(base_url="http://h", transport=httpx.MockTransport(fail)) as client:
+        with pytest.raises(InfrastructureError, match=r"is it running, and is this its address\?$"):
+            CorralRouter("http://h", client=client).get_available_tasks()
+
+
 def test_a_server_that_was_reached_is_where_it_was_looked_for() -> None:
     patience = Patience("http://h")
     for reached in (False, True, *[False] * (len(DELAYS) - 2)):

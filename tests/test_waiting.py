@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable
@@ -98,14 +99,32 @@ async def test_a_cancelled_scope_ends_the_wait() -> None:
     assert scope.cancelled_caught
 
 
-async def test_who_waited_is_not_kept(begin: Callable[[Any], asyncio.Task[Any]]) -> None:
-    waiting = Waiting(asyncio.get_running_loop())
-    task = begin(wait_for(waiting, []))
+@pytest.mark.parametrize("end", ["give", "fail", "cancel"])
+async def test_who_waited_is_not_kept(begin: Callable[[Any], asyncio.Task[Any]], end: str) -> None:
+    """Nor what it held, and not only until the garbage collector comes."""
+
+    class Held:
+        """What the task has in hand."""
+
+    async def hold(held: Held) -> None:
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await waiting
+
+    waiting, held = Waiting(asyncio.get_running_loop()), Held()
+    gone = weakref.ref(held)
+    task = begin(hold(held))
+    del held
     await asyncio.sleep(0)
-    asyncio.get_running_loop().call_soon(waiting.give)
-    await task
-    kept = weakref.ref(task)
-    del task
-    await asyncio.sleep(0)
-    gc.collect()
-    assert kept() is None
+    gc.disable()
+    try:
+        if end == "cancel":
+            task.cancel()
+        else:
+            asyncio.get_running_loop().call_soon(waiting.give if end == "give" else lambda: waiting.fail(OSError()))
+        await asyncio.wait([task])
+        kept = weakref.ref(task)
+        del task
+        await asyncio.sleep(0)
+        assert (gone(), kept()) == (None, None)
+    finally:
+        gc.enable()

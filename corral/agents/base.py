@@ -167,18 +167,21 @@ def check_options(agent: type, given: Mapping[str, Any]) -> None:
     """ConfigError for an option, passed on to a model, that is all but one of the agent's own: it was meant for that.
 
     Its own are those of Corral's classes. What a user's class calls its arguments says nothing of what a model takes,
-    and neither does ``model``: endpoints know ``models``.
+    and may be passed on as it is; neither does ``model``: endpoints know ``models``.
     """
-    own = _own_options(agent) if given else frozenset()
+    own = _options(agent, ours=True) - {"model"} if given else frozenset()
+    users = _options(agent, ours=False) if given else frozenset()
     for name in given:
+        if name in users:
+            continue
         if near := get_close_matches(name, own, 1, NEAR):
             raise ConfigError(f"{agent.__name__} has no option {name!r}: did you mean {near[0]!r}?")
 
 
-def _own_options(agent: type) -> frozenset[str]:
-    inits = [vars(cls)["__init__"] for cls in agent.__mro__ if "__init__" in vars(cls) and _is_ours(cls)]
-    parameters = [each for init in inits for each in inspect.signature(init).parameters.values()]
-    return frozenset(each.name for each in parameters if each.kind is not each.VAR_KEYWORD) - {"self", "model"}
+def _options(agent: type, *, ours: bool) -> frozenset[str]:
+    classes = [cls for cls in agent.__mro__ if "__init__" in vars(cls) and _is_ours(cls) is ours and cls is not object]
+    parameters = [each for cls in classes for each in inspect.signature(vars(cls)["__init__"]).parameters.values()]
+    return frozenset(each.name for each in parameters if each.kind is not each.VAR_KEYWORD) - {"self"}
 
 
 def _is_ours(cls: type) -> bool:

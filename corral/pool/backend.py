@@ -86,6 +86,8 @@ class SlotProcess(Protocol):
     """Where the output of the trial that it serves begins in its slot's log."""
     unheard: bool
     """Whether it was gone before it had read its last request, and so did nothing for it."""
+    clean: bool
+    """Whether no trial has left anything behind in it."""
 
     @property
     def pid(self) -> int:
@@ -95,8 +97,8 @@ class SlotProcess(Protocol):
     def alive(self) -> bool:
         """Whether it can be asked something."""
 
-    def is_seen_waiting(self) -> bool:
-        """Whether it is seen from here that it only waits for a request. No: it would have to be asked."""
+    def is_seen(self) -> bool:
+        """Whether it is seen from here to be there, with no thread but the one that answers. No: it is to be asked."""
 
     @property
     def end(self) -> ProcessEnded | None:

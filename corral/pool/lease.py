@@ -100,8 +100,11 @@ class Lease:
         return await self._answers(process)
 
     async def _answers(self, process: SlotProcess) -> bool:
-        """Whether a process that has served will answer. One that was stopped, or computes on, is killed."""
-        if process.is_seen_waiting():
+        """Whether a process that has served will answer. One that is asked and does not, stopped or busy, is killed.
+
+        Where no trial has left a handler, a thread or anything else, only the thread is there that has answered before.
+        """
+        if process.clean and process.is_seen():
             return True
         try:
             with anyio.move_on_after(ANSWER_PATIENCE):
@@ -133,6 +136,7 @@ class Lease:
         closed = await process.request(Close(runtime_id, last and self._config.reuse != "worker"), "close")
         assert isinstance(closed, Closed)
         process.log_start = closed.log_end
+        process.clean = process.clean and not closed.warnings
         return closed
 
     def _living(self) -> SlotProcess:

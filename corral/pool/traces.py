@@ -10,6 +10,7 @@ Guarantee
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 from corral.pool.holdings import Holdings
@@ -19,6 +20,8 @@ LEFT = "left behind in its process, which later trials share: "
 
 NAMED = 5
 """How many of each sort are named."""
+
+_SIGNALS = tuple(each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
 
 _first: list[str] = []
 """The directory of the process before its first trial: to be back there is no trace."""
@@ -39,6 +42,7 @@ class Traces:
         self._threads = {thread.ident: thread.name for thread in threading.enumerate()}
         self._native_threads = _native_threads()
         self._descriptors = _descriptors()
+        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         seen = last._holdings if last is not None else None
         self._holdings: Holdings = seen if seen is not None and seen.are_same() else Holdings(packages)
 
@@ -55,6 +59,7 @@ class Traces:
             _named(
                 "the current directory", [now._directory] if now._directory not in (self._directory, _first[0]) else []
             ),
+            _named("signal handlers", [s.name for s in _SIGNALS if now._handlers[s] is not self._handlers[s]]),
             _named("threads", [now._threads[ident] for ident in now._threads.keys() - self._threads.keys()]),
             _named(
                 "open descriptors", [what for key, what in now._descriptors.items() if key not in self._descriptors]

@@ -63,6 +63,8 @@ class TrialProcess:
         """Whether it ends by itself now: its last trial was closed."""
         self.unheard = False
         """Whether it was gone before it had read its last request, and so did nothing for it."""
+        self.clean = True
+        """Whether no trial has left anything behind in it."""
         self.log_start = 0
         """Where the output of the trial that it serves begins in its slot's log."""
 
@@ -76,8 +78,8 @@ class TrialProcess:
         """Whether it can be asked something."""
         return self.pid != 0 and not self.ended.is_set() and self.doom is None
 
-    def is_seen_waiting(self) -> bool:
-        """Whether it has no thread but the one that answered its last request."""
+    def is_seen(self) -> bool:
+        """Whether it is there, with no thread but the one that answers."""
         return is_undisturbed(self.pid)
 
     async def request(self, message: Message, phase: str) -> Any:

@@ -99,6 +99,9 @@ class TrialServer:
             runtime = TrialRuntime(self._environments[spec.task_id], spec, self._work_root, own_process=True)
         except TrialError as error:
             error.output = self._printed.end(spec.runtime_id)
+            self._used_before.pop(spec.runtime_id)
+            self._traces.pop(spec.runtime_id, None)
+            self._seen = None  # nobody has said what it left behind: that is to be none of the next one's
             raise
         self._runtimes[spec.runtime_id] = runtime
         return Opened(str(runtime.workspace), log_start)

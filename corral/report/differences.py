@@ -77,9 +77,14 @@ def _places(here: Any, there: Any, field: str) -> Iterator[tuple[str, Any, Any]]
         for index in range(max(len(here), len(there))):
             one, other = (items[index] if index < len(items) else _GONE for items in (here, there))
             yield from _places(one, other, f"{field}[{index}]")
-    elif type(here) is not type(there) or here != there:
+    elif _written(here) != _written(there):
         yield field, here, there
 
 
+def _written(value: Any) -> str:
+    """As a report has it: there NaN is as good as NaN."""
+    return "nothing" if value is _GONE else json.dumps(value, ensure_ascii=False)
+
+
 def _shown(value: Any) -> str:
-    return "nothing" if value is _GONE else shortened(json.dumps(value, ensure_ascii=False), VALUE_LIMIT)
+    return shortened(_written(value), VALUE_LIMIT)

@@ -184,6 +184,16 @@ def test_options_of_the_model_are_passed_on() -> None:
         Own("x", max_iteration=7)
 
 
+def test_what_a_user_s_class_takes_itself_it_may_pass_on() -> None:
+    class Mine(BaseAgent):
+        def __init__(self, model: str | None = None, hook: str | None = None, **options: Any) -> None:
+            super().__init__(model, hook=hook, **options)
+
+    assert Mine("m", hook="x").llm_options == {"hook": "x"}
+    with pytest.raises(ConfigError, match="Mine has no option 'temprature': did you mean 'temperature'"):
+        Mine("m", temprature=1)
+
+
 def test_flags_of_claude_code_are_passed_on(tmp_path: Path) -> None:
     program = tmp_path / "claude"
     program.touch(mode=0o700)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from corral.pool.inlet import Inlet, open_inlet
@@ -72,7 +73,8 @@ async def test_a_read_that_is_cancelled_leaves_the_rest_to_the_next_one(pair: Pa
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     theirs.send(b"for the next one")
-    await anyio.sleep(0.01)  # the loop sees that there is something, and that nobody wants it
+    while getattr(inlet, "_registered", False):  # until the loop has seen that there is something that nobody wants
+        await anyio.lowlevel.checkpoint()
     with anyio.fail_after(5):
         assert await inlet.read(taking(ours)) == b"for the next one"
     inlet.close()

@@ -66,11 +66,16 @@ async def test_with_reuse_the_same_process_serves_many_leases() -> None:
         assert (await once(workers, LOOK))[:2] != [dirty_pid, 1]
 
 
+LINGERS = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+HANDLES = "import signal; signal.signal(signal.SIGALRM, lambda *_: None)"
+
+
 @pytest.mark.local
+@pytest.mark.parametrize("leaves", [LINGERS, HANDLES])
 async def test_between_two_leases_only_a_process_that_may_be_busy_is_asked_whether_it_is_there(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, leaves: str
 ) -> None:
-    """One of a single thread is seen to wait; where a trial left another one, that could hold the interpreter."""
+    """One of a single thread is seen; where a trial left another one, or what may run in it, that could hold it up."""
     sent: list[object] = []
     ask = TrialProcess.ask
 
@@ -79,18 +84,17 @@ async def test_between_two_leases_only_a_process_that_may_be_busy_is_asked_wheth
         return ask(process, message, phase)
 
     monkeypatch.setattr(TrialProcess, "ask", noted)
-    linger = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     async with pool(reuse="worker") as workers:
         pids = []
-        for code in ("", "", linger, ""):
+        for code in ("", "", leaves, "", ""):
             async with workers.lease() as lease:
                 runtime_id = await opened(lease)
                 pids.append(await python(lease, runtime_id, f"import os; result = os.getpid(); {code}"))
                 await lease.close_trial(runtime_id)
     assert len(set(pids)) == 1
     questions = [index for index, message in enumerate(sent) if message == Close(NOBODY)]
-    assert [type(message).__name__ for message in sent if message != Close(NOBODY)] == ["Open", "Perform", "Close"] * 4
-    assert questions == [9]  # before the fourth trial
+    assert [type(message).__name__ for message in sent if message != Close(NOBODY)] == ["Open", "Perform", "Close"] * 5
+    assert questions == [9, 13]  # before the fourth trial and the fifth
 
 
 @pytest.mark.local

@@ -29,6 +29,7 @@ LEFT = [
     ("dice", "module globals tests.support.leaky.dice"),
     ("numbers", "module globals tests.support.leaky.numbers"),
     ("variable", "environment variables CORRAL_TEST_LEFT"),
+    ("handler", "signal handlers SIGALRM"),
     ("directory", "the current directory /"),
     ("thread", "threads leaky helper"),
     ("descriptor", "open descriptors "),

@@ -71,3 +71,10 @@ def test_a_trial_that_one_has_not() -> None:
 def test_long_values_are_shortened() -> None:
     (found,) = differing(report(), changed("tasks/a/trials/0/messages", ["x" * 1000]))
     assert (len(found.there), found.there[-3:]) == (VALUE_LIMIT, "...")
+
+
+def test_what_is_no_number_in_both_is_the_same_in_both() -> None:
+    here, there = (changed("tasks/a/trials/0/score", float("nan")) for _ in range(2))
+    assert list(differing(here, there)) == []
+    there["tasks"]["b"]["trials"][1]["score"] = 0.5
+    assert [(one.what, one.field) for one in differing(here, there)] == [("b#1", "score")]

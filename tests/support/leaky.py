@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 from typing import Any
 
@@ -53,6 +54,8 @@ class Leaky(Environment):
                 os.environ["CORRAL_TEST_LEFT"] = "x"
             case "directory":
                 os.chdir("/")
+            case "handler":
+                signal.signal(signal.SIGALRM, signal.SIG_IGN)
             case "thread":
                 threading.Thread(target=threading.Event().wait, name="leaky helper", daemon=True).start()
             case "descriptor":

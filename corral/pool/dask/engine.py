@@ -125,6 +125,8 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._given_up = False
         """Before it was open."""
+        self._failures: list[BaseException] = []
+        """What broke the driver, if anything did."""
         self._calls: set[anyio.Event] = set()
         """Those that wait for an answer: what ends the wait."""
 
@@ -134,7 +136,7 @@ class Engine:
         """Reach, or launch, the cluster. ConfigError and EnvStartError if that cannot be."""
         self._call_there = loop_caller()
         opened, self._ended = anyio.Event(), anyio.Event()
-        failures: list[BaseException] = []
+        failures = self._failures
 
         def run() -> None:
             try:
@@ -170,7 +172,7 @@ class Engine:
             await done.wait()
         finally:
             self._calls.discard(done)
-        value = outcome.pop() if outcome else NodeGone(CLOSED)
+        value = outcome.pop() if outcome else self._over_now()
         if isinstance(value, BaseException):
             raise value
         return value
@@ -204,7 +206,11 @@ class Engine:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            raise NodeGone(CLOSED) from None
+            raise self._over_now() from None
+
+    def _over_now(self) -> NodeGone:
+        """Why there is no answer from a driver that has ended."""
+        return NodeGone(f"its driver failed: {ErrorRecord.of(self._failures[0])}" if self._failures else CLOSED)
 
     def _tell(self, function: Callable[[], object]) -> None:
         with contextlib.suppress(Exception):  # the supervisor's loop has ended: nobody is waiting any more

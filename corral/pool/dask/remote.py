@@ -136,6 +136,7 @@ class RemoteProcess:
         self._worker = worker
         self._call = call
         self.unheard = False
+        self.clean = True
         self._doom: TrialError | None = None
         self._over = False
         self._asking = False
@@ -145,7 +146,7 @@ class RemoteProcess:
         """Whether it can be asked something."""
         return not self._over and self._doom is None
 
-    def is_seen_waiting(self) -> bool:
+    def is_seen(self) -> bool:
         """Never, from here."""
         return False
 

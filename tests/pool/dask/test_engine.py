@@ -32,6 +32,17 @@ class Mute(Engine):
         self.asked = True
 
 
+class Broken(Mute):
+    """Its driver fails while a call is under way."""
+
+    def _begin(self, *request: Any) -> None:
+        self._over.set()
+
+    async def _main(self, opened: Callable[[], None]) -> None:
+        await super()._main(opened)
+        raise KeyError("a fault")
+
+
 def never() -> Any:
     raise AssertionError
 
@@ -65,3 +76,12 @@ async def test_a_call_that_comes_too_late_is_not_made(engine: Mute) -> None:
         await engine.call("node", b"a request")
     assert not engine.asked
     await engine.close()  # once more is no error
+
+
+async def test_a_driver_that_failed_is_no_pool_that_was_closed() -> None:
+    engine = Broken(DaskConfig("tls://nowhere:1"), never, None, lambda event: None)
+    await engine.open()
+    for _ in range(2):  # under way, and too late
+        with anyio.fail_after(10), pytest.raises(NodeGone, match="its driver failed: KeyError: 'a fault'"):
+            await engine.call("node", b"a request")
+    await engine.close()
