@@ -261,12 +261,13 @@ class Host:
         printed.flush()  # a fork would print what this process holds back
         if not any(child.number for child in self._children.values()):
             self._turn_the_page()
+        start = os.lseek(1, 0, os.SEEK_END)  # now: it may have printed, and ended, before this process runs again
         try:
             child = self._fork(order) if self._soundest(order.fresh) == "fork" else self._hand_to_spare(order)
         except Exception as error:
             self._link.send(ProcessEnded(number, None, record=trial_process.load_failed(error).record))
             return
-        child.number, child.log_start = number, os.lseek(1, 0, os.SEEK_END)
+        child.number, child.log_start = number, start
         if not order.ahead:
             self._serving = number
         self._link.send(ProcessStarted(number, child.pid))

@@ -12,6 +12,7 @@ import pytest
 
 from corral.errors import SerializationError, WorkerDied
 from corral.pool.printed import OUTPUT_TAIL
+from tests.support import pool_envs
 from tests.support.pool_driving import once, opened, pool, python, respond
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +56,14 @@ async def test_the_error_of_a_death_holds_the_last_output(fresh: str) -> None:
     for line in ("from python", "to stderr", "from C"):
         assert line in caught.value.output
     assert "earlier" not in caught.value.output
+
+
+async def test_so_it_does_where_the_process_has_ended_before_its_worker_runs_again() -> None:
+    async with pool(pool_envs.build_where_forks_run_first) as workers:
+        for _ in range(2):
+            with pytest.raises(WorkerDied) as caught:
+                await once(workers, "print('last words', flush=True); import os; os._exit(3)")
+            assert caught.value.output.startswith("last words\n")
 
 
 async def test_the_output_kept_is_bounded_and_is_the_end_of_it() -> None:

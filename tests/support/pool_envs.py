@@ -58,6 +58,12 @@ def build() -> dict[str, Environment]:
     return {task_id: Lab(task_id) for task_id in "ab"}
 
 
+def build_where_forks_run_first() -> dict[str, Environment]:
+    """As on a busy machine: the worker comes to run again when its fork has done all that it does."""
+    os.register_at_fork(after_in_parent=lambda: time.sleep(0.5))
+    return build()
+
+
 def build_mixed() -> dict[str, Environment]:
     return {"auto": Lab("auto"), "fork": ForkedLab("fork"), "spawn": SpawnedLab("spawn")}
 
