@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections import deque
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from corral.pool import holdings
 from corral.pool.holdings import LARGE, Holdings
 
 OURS = frozenset({"laboratory"})
@@ -29,7 +29,7 @@ class Engine:
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module with state of every kind."""
+    """A module with state of every kind, and no other: those of the tests may be more than one looks at."""
     module: Any = ModuleType("laboratory")
     vars(module).update(
         number=1, table={"one": 1, "inner": {"deep": [1]}}, line=[1, 2], queue=deque([1]), chosen={1},
@@ -37,7 +37,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Any:
         numbers=np.random.default_rng(0), large=[0] * (LARGE + 1), twice=[], shared=[],
     )  # fmt: skip
     module.twice = {"also": module.shared}
-    monkeypatch.setitem(sys.modules, "laboratory", module)
+    monkeypatch.setattr(holdings, "sys", SimpleNamespace(modules={"laboratory": module}))
     monkeypatch.setattr(Engine, "kinds", ["a"])
     return module
 
@@ -87,14 +87,16 @@ def test_what_is_put_back_is_no_change(lab: Any) -> None:
     assert before.are_same()
 
 
-def test_a_module_that_is_loaded_is_looked_at_and_no_change(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("lab")
+def test_a_module_that_is_loaded_is_looked_at_and_no_change() -> None:
     before = Holdings(OURS)
-    monkeypatch.setitem(sys.modules, "laboratory.late", ModuleType("laboratory.late"))
-    sys.modules["laboratory.late"].__dict__["state"] = []
+    late: Any = ModuleType("laboratory.late")
+    vars(holdings)["sys"].modules["laboratory.late"] = late
+    late.state = []
     assert not before.are_same()
     now = Holdings(OURS)
     assert before.changed_until(now) == []
-    sys.modules["laboratory.late"].__dict__["state"].append(1)
+    late.state.append(1)
     assert not now.are_same()
     assert now.changed_until(Holdings(OURS)) == ["laboratory.late.state"]
 

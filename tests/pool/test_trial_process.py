@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from corral import Environment, TaskDefinition
+from corral.pool import holdings, traces
 from corral.pool.messages import Close, Closed, Done, Failed, Open, Opened
 from corral.pool.trial_process import TrialServer
+from corral.process_state import Owned
 from corral.types import TrialSpec
 from tests.support import leaky
 
@@ -22,7 +25,11 @@ def marking(env: Environment) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialServer:
-    monkeypatch.chdir(tmp_path)  # where it goes back to
+    # As in a process of its own: where it goes back to, and what is looked at.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Owned, "_home", None)
+    monkeypatch.setattr(traces, "_first", [])
+    monkeypatch.setattr(holdings, "sys", SimpleNamespace(modules={leaky.__name__: leaky}))
     monkeypatch.setattr(leaky, "kept", [])
     failing = TaskDefinition("fails", "Fail.", [], lambda answer: 1.0, "anything", setup_fn=marking)
     return TrialServer({**leaky.build(), "fails": leaky.Leaky("fails", failing)}, tmp_path, reused=True)
