@@ -68,6 +68,9 @@ class Lease:
                 if process.unheard and unheard < MAX_TRIES:  # the trial had not begun: it is not to pay for that death
                     continue
                 raise
+            except TrialError:  # nobody has said what its set-up left behind
+                process.clean = False
+                raise
             assert isinstance(opened, Opened)
             process.log_start = opened.log_start
             return opened

@@ -18,7 +18,7 @@ import anyio
 import psutil
 import pytest
 
-from corral.errors import ConfigError, NotFound, TrialError
+from corral.errors import ConfigError, EnvStartError, NotFound, TrialError
 from corral.pool import WorkerPool, WorkerPoolConfig, nursery
 from corral.pool import lease as leases
 from corral.pool.messages import NOBODY, Close
@@ -66,16 +66,9 @@ async def test_with_reuse_the_same_process_serves_many_leases() -> None:
         assert (await once(workers, LOOK))[:2] != [dirty_pid, 1]
 
 
-LINGERS = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-HANDLES = "import signal; signal.signal(signal.SIGALRM, lambda *_: None)"
-
-
-@pytest.mark.local
-@pytest.mark.parametrize("leaves", [LINGERS, HANDLES])
-async def test_between_two_leases_only_a_process_that_may_be_busy_is_asked_whether_it_is_there(
-    monkeypatch: pytest.MonkeyPatch, leaves: str
-) -> None:
-    """One of a single thread is seen; where a trial left another one, or what may run in it, that could hold it up."""
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What trial processes are sent."""
     sent: list[object] = []
     ask = TrialProcess.ask
 
@@ -84,6 +77,19 @@ async def test_between_two_leases_only_a_process_that_may_be_busy_is_asked_wheth
         return ask(process, message, phase)
 
     monkeypatch.setattr(TrialProcess, "ask", noted)
+    return sent
+
+
+LINGERS = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+HANDLES = "import signal; signal.signal(signal.SIGALRM, lambda *_: None)"
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("leaves", [LINGERS, HANDLES])
+async def test_between_two_leases_only_a_process_that_may_be_busy_is_asked_whether_it_is_there(
+    sent: list[object], leaves: str
+) -> None:
+    """One of a single thread is seen; where a trial left another one, or what may run in it, that could hold it up."""
     async with pool(reuse="worker") as workers:
         pids = []
         for code in ("", "", leaves, "", ""):
@@ -95,6 +101,17 @@ async def test_between_two_leases_only_a_process_that_may_be_busy_is_asked_wheth
     questions = [index for index, message in enumerate(sent) if message == Close(NOBODY)]
     assert [type(message).__name__ for message in sent if message != Close(NOBODY)] == ["Open", "Perform", "Close"] * 5
     assert questions == [9, 13]  # before the fourth trial and the fifth
+
+
+@pytest.mark.local
+async def test_after_a_set_up_that_failed_a_process_is_asked(sent: list[object]) -> None:
+    async with pool(pool_envs.build_one_that_cannot_be_set_up, reuse="worker") as workers:
+        async with workers.lease() as lease:
+            with pytest.raises(EnvStartError, match="no such reagent"):
+                await opened(lease, "fails")
+        async with workers.lease() as lease:
+            await opened(lease)
+    assert [message == Close(NOBODY) for message in sent] == [False, True, False]
 
 
 @pytest.mark.local

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from corral.environment import Environment
+from corral.tasks import TaskDefinition
 from corral.tools import tool
 
 stained: list[str] = []
@@ -56,6 +57,16 @@ class SpawnedLab(Lab):
 
 def build() -> dict[str, Environment]:
     return {task_id: Lab(task_id) for task_id in "ab"}
+
+
+def fail(env: Environment) -> NoReturn:
+    """A set-up that cannot be done."""
+    raise ValueError("no such reagent")
+
+
+def build_one_that_cannot_be_set_up() -> dict[str, Environment]:
+    definition = TaskDefinition("fails", "Fail.", [], lambda answer: 1.0, "anything", setup_fn=fail)
+    return {**build(), "fails": Lab("fails", definition)}
 
 
 def build_where_forks_run_first() -> dict[str, Environment]:
