@@ -29,6 +29,12 @@ T = TypeVar("T")
 _NOT_REACHED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
+def _delay(patience: Patience, error: Pending | httpx.TransportError) -> float:
+    """Seconds to wait before the next try, in terms of what httpx raised."""
+    is_silent, is_reached = isinstance(error, httpx.ReadTimeout), not isinstance(error, _NOT_REACHED)
+    return patience.after(error, silent=is_silent, reached=is_reached)
+
+
 class AsyncCorralRouter(Bound):
     """The asynchronous router of an environment server, on asyncio and trio.
 
@@ -69,11 +75,7 @@ class AsyncCorralRouter(Bound):
                 answer = await client.request(**request)
                 return calls.read_answer(call, answer.status_code, answer.content)
             except (Pending, httpx.TransportError) as error:
-                delay = patience.after(
-                    error,
-                    silent=isinstance(error, httpx.ReadTimeout),
-                    reached=not isinstance(error, _NOT_REACHED),
-                )
+                delay = _delay(patience, error)
             except NotFound as error:
                 raise self.missing(error) from None
             await anyio.sleep(delay)
@@ -245,11 +247,7 @@ class CorralRouter(Bound):
                 answer = client.request(**request)
                 return calls.read_answer(call, answer.status_code, answer.content)
             except (Pending, httpx.TransportError) as error:
-                delay = patience.after(
-                    error,
-                    silent=isinstance(error, httpx.ReadTimeout),
-                    reached=not isinstance(error, _NOT_REACHED),
-                )
+                delay = _delay(patience, error)
             except NotFound as error:
                 raise self.missing(error) from None
             time.sleep(delay)

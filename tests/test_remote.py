@@ -30,6 +30,7 @@ from corral.report.files import stable_bytes
 from tests.support import server_envs
 from tests.support.benches import code, roll_and_read, sole
 from tests.support.chains import solve
+from tests.support.routers import about_a_task
 from tests.support.serving import Served, serving
 
 ENVS = "tests.support.server_envs"
@@ -250,12 +251,7 @@ async def test_a_bound_router_knows_its_own_task_only(served: Served) -> None:
     async with AsyncCorralRouter(served.url) as router:
         opened = await router.create_trial("thread")
         bound = router.for_trial(opened["trial_runtime_id"], "thread")
-        for ask in (
-            bound.get_task_prompt, bound.get_task_guide, bound.get_tools_guide, bound.get_available_tools_for_task,
-            bound.get_task_status, bound.get_task_state, bound.configure_additional_apps, bound.surrender_task,
-            lambda task_id: bound.execute_tool(task_id, "python", {"code": "1"}),
-            lambda task_id: bound.submit_answer(task_id, 1),
-        ):  # fmt: skip
+        for ask in about_a_task(bound):
             with pytest.raises(OtherTask, match=told):
                 await ask("other")
         with CorralRouter(served.url) as twin, pytest.raises(OtherTask, match=told):

@@ -14,6 +14,7 @@ from corral.errors import ConfigError, CorralError, NotFound, OtherTask, Submiss
 from corral.routers import AsyncLocalRouter
 from tests.support.benches import Bench, benches
 from tests.support.chains import build_diamond
+from tests.support.routers import about_a_task
 
 
 class Room(Bench):
@@ -184,12 +185,7 @@ def test_a_bound_router_knows_its_own_task_only(router: LocalRouter) -> None:
     """Neither another task, nor one that there is not; what is not about a task it still tells."""
     bound = router.for_trial(router.create_trial("a")["trial_runtime_id"], "a")
     told = "this router is bound to a trial of task 'a', and was asked about 'b'"
-    for ask in (
-        bound.get_task_prompt, bound.get_task_guide, bound.get_tools_guide, bound.get_available_tools_for_task,
-        bound.get_task_status, bound.get_task_state, bound.configure_additional_apps, bound.surrender_task,
-        lambda task_id: bound.execute_tool(task_id, "python", {"code": "1"}),
-        lambda task_id: bound.submit_answer(task_id, 1),
-    ):  # fmt: skip
+    for ask in about_a_task(bound):
         with pytest.raises(OtherTask, match=f"^{told}$"):
             ask("b")
     with pytest.raises(OtherTask, match="was asked about None"):

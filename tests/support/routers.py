@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from corral import TaskTrialResult
@@ -91,3 +92,13 @@ def count_to_3(lab: Any, prompt: str) -> Any:
 
 async def count_to_3_on_loop(lab: Any, prompt: str) -> Any:
     return [await lab.call("count") for _ in range(3)][-1]
+
+
+def about_a_task(router: Any) -> list[Callable[[str], Any]]:
+    """All that a bound router can be asked about a task, by its id."""
+    return [
+        router.get_task_prompt, router.get_task_guide, router.get_tools_guide, router.get_available_tools_for_task,
+        router.get_task_status, router.get_task_state, router.configure_additional_apps, router.surrender_task,
+        lambda task_id: router.execute_tool(task_id, "python", {"code": "1"}),
+        lambda task_id: router.submit_answer(task_id, 1),
+    ]  # fmt: skip
