@@ -17,6 +17,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -25,6 +26,7 @@ from corral.errors import ConfigError, EnvStartError, ErrorRecord
 from corral.pool.backend import Node
 from corral.pool.dask.config import DaskConfig, is_safe
 from corral.pool.dask.launch import LocalNodes
+from corral.pool.dask.loops import run_driver
 from corral.pool.dask.messages import Greeting, Leave, News, Watch, pack_request, unpack_answer
 from corral.pool.dask.versions import mismatch
 from corral.threads import loop_caller
@@ -140,7 +142,7 @@ class Engine:
 
         def run() -> None:
             try:
-                asyncio.run(self._main(lambda: self._tell(opened.set)))
+                run_driver(partial(self._main, lambda: self._tell(opened.set)))
             except BaseException as error:
                 failures.append(error)
             finally:
