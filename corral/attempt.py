@@ -13,15 +13,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
 from typing import Any
 
 import anyio
 
 from corral.agents.base import AgentRunResult
-from corral.agents.remarks import Remarks, listening
+from corral.agents.remarks import listening
+from corral.attempt_log import AttemptLog
 from corral.blame import blame, blame_agent, too_slow
-from corral.call_history import CallHistory
 from corral.connection import Connection
 from corral.crew import Crew, runs_on_loop
 from corral.errors import (
@@ -46,7 +45,6 @@ from corral.threads import call_blocking
 from corral.types import (
     Attempt,
     TaskTrialResult,
-    Timings,
     TrialContext,
     TrialKey,
     WorkerRef,
@@ -74,51 +72,6 @@ class RunIdentity:
         return TrialContext(*key, self.session_id, self.run_id, derive_seed(self.seed, *key))
 
 
-@dataclass
-class _Course:
-    """What is known of an attempt while it goes."""
-
-    began: float
-    opened: dict[str, Any] | None = None
-    agent: Any = None
-    run: AgentRunResult | None = None
-    remarks: Remarks | None = None
-    """What the agent says of itself, while it runs."""
-    result: TaskTrialResult | None = None
-    error: TrialError | None = None
-    phase: str = "waiting for a place"
-    worker: WorkerRef | None = None
-    history: CallHistory = field(default_factory=CallHistory)
-    state: dict[str, Any] = field(default_factory=dict)
-    closed: dict[str, Any] = field(default_factory=dict)
-    marks: dict[str, float] = field(default_factory=dict)
-
-    def mark(self, phase: str) -> None:
-        """The phase before ``phase`` has ended now."""
-        self.marks[phase] = time.monotonic()
-        self.phase = phase
-
-    def times(self) -> dict[str, Any]:
-        """When the attempt was, for its evidence; by the wall clock only where it began."""
-        seconds = time.monotonic() - self.began
-        opened = self.marks.get("configure")
-        return {
-            "started_at": time.time() - seconds,
-            "opened": None if opened is None else opened - self.began,
-            "seconds": seconds,
-        }
-
-    def timings(self, planned_at: float) -> Timings:
-        end = time.monotonic()
-        marks = [self.marks.get(name) for name in ("configure", "agent", "submit")]
-        spans = []
-        for start, nexts in zip(marks, [marks[1:], marks[2:], []], strict=True):
-            stop = next((m for m in nexts if m is not None), self.marks.get("close", end))
-            spans.append(stop - start if start is not None else 0.0)
-        opened = marks[0] if marks[0] is not None else end
-        return Timings(max(0.0, opened - planned_at), *spans)
-
-
 OutputsOf = Callable[[Job], Mapping[str, Any]]
 """The outputs of a trial's parents, by task id."""
 
@@ -141,17 +94,17 @@ class TrialDriver:
         self._identity = identity
         self._progress = progress
         self._outputs_of = outputs_of
-        self._courses: dict[TrialKey, _Course] = {}
+        self._logs: dict[TrialKey, AttemptLog] = {}
         self._put_off: dict[TrialKey, tuple[float, list[Attempt]]] = {}
         """When trials began, and their attempts so far, that have to wait for a slot again."""
 
     def tell_phases(self) -> None:
         """Tell the progress display what the trials are at that are with their agents, as far as the router sees it."""
-        for key, course in self._courses.items():
-            if course.phase == "set-up":
+        for key, log in self._logs.items():
+            if log.phase == "set-up":
                 self._tell_place(key)
-            if course.phase == "agent":
-                self._progress.phase(key, _busy(self._watched(course), course.remarks))
+            if log.phase == "agent":
+                self._progress.phase(key, log.busy(self._watched(log)))
 
     async def run(self, job: Job, configured: Callable[[], None]) -> TaskTrialResult:
         """Attempt a trial until it has a result or its retries are spent. NoSlot: call it again when there is one."""
@@ -159,41 +112,41 @@ class TrialDriver:
         while True:
             number = len(attempts) + 1
             try:
-                course = await self._attempt(job, configured)
+                log = await self._attempt(job, configured)
             except NoSlot:
                 self._put_off[job.key] = began, attempts
                 raise
-            attempts.append(_evidence(number, course))
-            failure = course.error.kind if course.error else None
+            attempts.append(log.evidence(number))
+            failure = log.error.kind if log.error else None
             if failure is None or not failure.retried or number > self._settings.retries:
                 break
-        return self._result(job, course, tuple(attempts), began)
+        return log.record(job, tuple(attempts), time.monotonic() - began)
 
-    async def _attempt(self, job: Job, configured: Callable[[], None]) -> _Course:
-        course = self._courses[job.key] = _Course(time.monotonic())
+    async def _attempt(self, job: Job, configured: Callable[[], None]) -> AttemptLog:
+        log = self._logs[job.key] = AttemptLog(time.monotonic())
         try:
-            await self._open(job, course)
+            await self._open(job, log)
             try:
-                await self._work(job, course, configured)
+                await self._work(job, log, configured)
             finally:
-                await self._close(course)
+                await self._close(log)
         except (ProtocolError, NoSlot):
             raise
         except Exception as error:
-            course.error = course.error or blame(error)
-            course.worker = course.worker or course.error.worker  # type: ignore[assignment]
-            if isinstance(course.error.closed, Closed):
-                course.closed = course.closed or course.error.closed.to_dict()
+            log.error = log.error or blame(error)
+            log.worker = log.worker or log.error.worker  # type: ignore[assignment]
+            if isinstance(log.error.closed, Closed):
+                log.closed = log.closed or log.error.closed.to_dict()
         finally:
-            del self._courses[job.key]
-        _let_go_of_frames(course.error)
-        return course
+            del self._logs[job.key]
+        _let_go_of_frames(log.error)
+        return log
 
-    async def _open(self, job: Job, course: _Course) -> None:
+    async def _open(self, job: Job, log: AttemptLog) -> None:
         self._progress.started(job.key, None)
         self._progress.phase(job.key, "opening")
-        course.phase = "set-up"
-        course.opened = await self._connection.open_trial(
+        log.phase = "set-up"
+        log.opened = await self._connection.open_trial(
             job.key.task_id,
             self._identity.run_id,
             job.episode.episode_id if job.episode.is_chain else None,
@@ -202,8 +155,8 @@ class TrialDriver:
             seed=derive_seed(self._identity.seed, *job.key),
             outputs=self._outputs_of(job),
         )
-        course.worker = course.opened.get("worker")
-        self._progress_placed(job.key, course.worker)
+        log.worker = log.opened.get("worker")
+        self._progress_placed(job.key, log.worker)
 
     def _tell_place(self, key: TrialKey) -> None:
         """Where a trial is that is being set up, as far as the router sees it."""
@@ -217,36 +170,36 @@ class TrialDriver:
         if (placed := getattr(self._progress, "placed", None)) is not None:
             placed(key, worker)
 
-    async def _work(self, job: Job, course: _Course, configured: Callable[[], None]) -> None:
+    async def _work(self, job: Job, log: AttemptLog, configured: Callable[[], None]) -> None:
         seconds = self._settings.trial_timeout
         if seconds is None:
-            await self._go_through(job, course, configured)
+            await self._go_through(job, log, configured)
             return
         with anyio.move_on_after(seconds) as limit:
-            await self._go_through(job, course, configured)
+            await self._go_through(job, log, configured)
         if limit.cancelled_caught:
-            await self._connection.review(course.opened or {})
-            trial = self._watched(course)
-            busy = trial.phase if trial is not None and trial.calling else course.phase
-            course.error = self._fault(course) or too_slow(busy, seconds)
+            await self._connection.review(log.opened or {})
+            trial = self._watched(log)
+            busy = trial.phase if trial is not None and trial.calling else log.phase
+            log.error = self._fault(log) or too_slow(busy, seconds)
 
-    async def _go_through(self, job: Job, course: _Course, configured: Callable[[], None]) -> None:
+    async def _go_through(self, job: Job, log: AttemptLog, configured: Callable[[], None]) -> None:
         """What the trial's limit is for."""
-        bound = self._connection.bind(course.opened or {}, job.key.task_id, self._settings)
-        await self._configure(job, course, bound, configured)
-        course.mark("agent")
+        bound = self._connection.bind(log.opened or {}, job.key.task_id, self._settings)
+        await self._configure(job, log, bound, configured)
+        log.mark("agent")
         self._progress.phase(job.key, "agent")
         try:
-            await self._run_agent(job, course, bound)
+            await self._run_agent(job, log, bound)
         except TrialError as error:
             error.phase = error.phase or "agent"  # else it would be that of the last call that went by
             raise
-        course.mark("submit")
+        log.mark("submit")
         self._progress.phase(job.key, "scoring")
-        await self._conclude(job, course, bound)
+        await self._conclude(job, log, bound)
 
-    async def _configure(self, job: Job, course: _Course, bound: Any, configured: Callable[[], None]) -> None:
-        course.mark("configure")
+    async def _configure(self, job: Job, log: AttemptLog, bound: Any, configured: Callable[[], None]) -> None:
+        log.mark("configure")
         try:
             if job.info.configures and hasattr(bound, "configure_additional_apps"):
                 self._progress.phase(job.key, "configure")
@@ -254,154 +207,91 @@ class TrialDriver:
         finally:
             configured()
 
-    async def _run_agent(self, job: Job, course: _Course, bound: Any) -> None:
-        course.agent = await self._crew.hire(self._identity.context(job.key))
-        on_loop = runs_on_loop(course.agent)
+    async def _run_agent(self, job: Job, log: AttemptLog, bound: Any) -> None:
+        log.agent = await self._crew.hire(self._identity.context(job.key))
+        on_loop = runs_on_loop(log.agent)
         interface = self._connection.interface_for(on_loop, bound)
         given, failure = None, None
         try:
-            with listening() as course.remarks:
+            with listening() as log.remarks:
                 if on_loop:
-                    given = await _on_loop(course.agent, interface, job.key.task_id)
+                    given = await _on_loop(log.agent, interface, job.key.task_id)
                 else:
-                    given = await call_blocking(_in_thread, course.agent, interface, job.key.task_id)
+                    given = await call_blocking(_in_thread, log.agent, interface, job.key.task_id)
         except (Exception, SystemExit) as error:
             failure = error
         if not isinstance(failure, TrialError):  # else it came by way of the router, which has seen it
-            await self._connection.review(course.opened or {})
-        if (fault := self._fault(course)) is not None:
+            await self._connection.review(log.opened or {})
+        if (fault := self._fault(log)) is not None:
             raise fault from failure
         if failure is not None:
             raise blame_agent(failure) from failure
         if not isinstance(given, AgentRunResult):
             raise AgentError(f"the agent gave {shown(given)} instead of an AgentRunResult")
-        course.run = given
+        log.run = given
 
-    async def _conclude(self, job: Job, course: _Course, bound: Any) -> None:
+    async def _conclude(self, job: Job, log: AttemptLog, bound: Any) -> None:
         try:
-            await self._hand_in(job, course, bound)
+            await self._hand_in(job, log, bound)
         except SubmissionError:
             # A submission of the agent's own may still have been under way.
-            await self._connection.review(course.opened or {})
-            trial = self._watched(course)
+            await self._connection.review(log.opened or {})
+            trial = self._watched(log)
             if trial is None or trial.result is None:
                 raise
-            course.result = trial.result
+            log.result = trial.result
 
-    async def _hand_in(self, job: Job, course: _Course, bound: Any) -> None:
-        run = course.run
+    async def _hand_in(self, job: Job, log: AttemptLog, bound: Any) -> None:
+        run = log.run
         assert run is not None
-        if (trial := self._watched(course)) is not None and trial.result is not None:
-            course.result = trial.result  # the agent has submitted or surrendered by itself
+        if (trial := self._watched(log)) is not None and trial.result is not None:
+            log.result = trial.result  # the agent has submitted or surrendered by itself
         elif run.status == "surrender":
             result = await self._connection.call(bound.surrender_task, job.key.task_id)
-            course.result = result if isinstance(result, TaskTrialResult) else None
+            log.result = result if isinstance(result, TaskTrialResult) else None
         elif run.status == "success" and run.answer is not None:
-            course.result = await self._connection.call(bound.submit_answer, job.key.task_id, run.answer)
-            if not isinstance(course.result, TaskTrialResult):
-                given, course.result = course.result, None
+            log.result = await self._connection.call(bound.submit_answer, job.key.task_id, run.answer)
+            if not isinstance(log.result, TaskTrialResult):
+                given, log.result = log.result, None
                 raise InfrastructureError(
                     f"the router's submit_answer gave {shown(given)}, which is no TaskTrialResult"
                 )
         elif run.status in UNANSWERED or run.status == "success":
             if hasattr(bound, "get_task_state"):
-                course.state = await self._connection.call(bound.get_task_state, job.key.task_id)
+                log.state = await self._connection.call(bound.get_task_state, job.key.task_id)
         else:
             kind = InfrastructureError if run.status == FailureKind.INFRASTRUCTURE else AgentError
             raise kind(f"the agent ended as {run.status!r}: {run.error_message or 'no reason given'}")
 
-    def _fault(self, course: _Course) -> TrialError | None:
-        trial = self._watched(course)
+    def _fault(self, log: AttemptLog) -> TrialError | None:
+        trial = self._watched(log)
         return trial.fault if trial is not None else None
 
-    def _watched(self, course: _Course) -> Any:
-        runtime_id = (course.opened or {}).get("trial_runtime_id")
+    def _watched(self, log: AttemptLog) -> Any:
+        runtime_id = (log.opened or {}).get("trial_runtime_id")
         watch = getattr(self._connection.router, "watch", None)
         return watch(runtime_id) if watch is not None and runtime_id is not None else None
 
-    async def _close(self, course: _Course) -> None:
-        course.mark("close")
-        if (trial := self._watched(course)) is not None:
-            course.history, course.worker = trial.history, trial.worker
+    async def _close(self, log: AttemptLog) -> None:
+        log.mark("close")
+        if (trial := self._watched(log)) is not None:
+            log.history, log.worker = trial.history, trial.worker
             if trial.phase != "set-up":
-                course.phase = trial.phase
+                log.phase = trial.phase
         patience = max(CLOSE_PATIENCE, self._settings.close_timeout + CLOSE_PATIENCE / 2)
         warning = f"closing the trial did not end within {patience:g} s"
         try:
             with anyio.move_on_after(patience, shield=True):
-                course.closed = await self._connection.close_trial(course.opened or {})
+                log.closed = await self._connection.close_trial(log.opened or {})
                 warning = ""
         except ProtocolError:
             raise
         except Exception as error:
             warning = f"closing the trial failed: {ErrorRecord.of(error)}"
         if warning:
-            course.closed = {"warnings": [warning]}
-        if trial is not None and isinstance(course.error, DeadlineExceeded | ScoringError):
-            course.error.output = course.error.output or trial.output
-
-    # ---- the record ----
-
-    def _result(self, job: Job, course: _Course, attempts: tuple[Attempt, ...], began: float) -> TaskTrialResult:
-        base = course.result if course.error is None and course.result is not None else self._unscored(job, course)
-        run = course.run
-        return replace(
-            base,
-            task_id=job.key.task_id,
-            trial_index=job.key.trial_index,
-            token_usage=run.token_usage if run else _copied(course.agent, "token_usage", dict),
-            messages=run.messages if run else _copied(course.agent, "messages", list),
-            agent_status=_status(course),
-            worker=course.worker,
-            timings=course.timings(job.planned_at),
-            attempts=attempts,
-            duration=time.monotonic() - began,
-            warnings=(*base.warnings, *course.closed.get("warnings", ())),
-        )
-
-    def _unscored(self, job: Job, course: _Course) -> TaskTrialResult:
-        state = course.state or {"task_id": job.key.task_id, "tool_calls": list(course.history.kept)}
-        statistics = course.history.statistics
-        if course.error is not None:
-            if course.run is not None and course.error.kind is FailureKind.SCORING:
-                state = {**state, "submitted_answer": course.run.answer}  # it can be scored again
-            return TaskTrialResult.not_graded(
-                job.key, course.error.kind, str(course.error), state=state, tool_statistics=statistics
-            )
-        surrendered = course.run is not None and course.run.status == "surrender"
-        message = None if surrendered else (course.run and course.run.error_message) or "the agent gave no answer"
-        return TaskTrialResult(
-            *job.key, state=state, tool_statistics=statistics, error_message=message, surrendered=surrendered
-        )
-
-
-def _busy(trial: Any, remarks: Remarks | None) -> str:
-    """What a trial is at that is with its agent, as far as the router sees it, and the agent says."""
-    if trial is not None and trial.calling:
-        return f"{trial.phase} (call {trial.history.made + 1})"
-    made = trial.history.made if trial is not None else 0
-    said = [f"after call {made}" if made else "", remarks.now if remarks is not None else ""]
-    told = "; ".join(filter(None, said))
-    return f"agent ({told})" if told else "agent"
-
-
-def _status(course: _Course) -> str | None:
-    """How its agent ended: one that means success, and has neither given nor submitted anything, gave no answer."""
-    run = course.run
-    if run is None:
-        return None
-    is_empty = run.status == "success" and run.answer is None and course.result is None
-    return "no_answer" if is_empty else run.status
-
-
-def _copied(agent: Any, name: str, kind: type) -> Any:
-    """What an agent holds that was given up, and may go on. What is no such collection, its record will tell of."""
-    value = None
-    try:
-        value = getattr(agent, name, None)
-        return kind(value or ())
-    except Exception:
-        return value
+            log.closed = {"warnings": [warning]}
+        if trial is not None and isinstance(log.error, DeadlineExceeded | ScoringError):
+            log.error.output = log.error.output or trial.output
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:
@@ -414,23 +304,6 @@ def _let_go_of_frames(error: BaseException | None) -> None:
             seen.add(id(one))
             one.__traceback__ = None
             rest += one.__cause__, one.__context__
-
-
-def _evidence(number: int, course: _Course) -> Attempt:
-    error = course.error
-    return Attempt(
-        number,
-        failure=error.kind if error else None,
-        message=str(error) if error else None,
-        phase=(error.phase or course.phase) if error else None,
-        worker=course.worker,
-        exit_status=error.exit_status if error and error.exit_status is not None else course.closed.get("exit_status"),
-        peak_rss=course.closed.get("peak_rss") or None,
-        cpu_seconds=course.closed.get("cpu_seconds") or None,
-        traceback=error.record.traceback if error and error.record else "",
-        output=(error.output if error else "") or course.closed.get("output") or "",
-        **course.times(),
-    )
 
 
 def _in_thread(agent: Any, interface: Any, task_id: str) -> Any:

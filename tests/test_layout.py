@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     {"envs.*", "episode", "journal", "plan", "planner", "pool.*"},
     {"collector", "crew", "hosts", "open_trial", "report.*", "routers", "scheduler", "service", "settings"},
     {"agents.*", "app", "client", "endpoints", "exchange", "front", "mcp_bridge", "openapi", "remote", "serving"},
-    {"attempt", "connection", "envs.wetlab.agents", "report.regrade", "runner", "session"},
+    {"attempt", "attempt_log", "connection", "envs.wetlab.agents", "report.regrade", "runner", "session"},
     {"__main__", "cli", "named", "server", "pool.__main__", "report.__main__", "report.command"},
 ]  # fmt: skip
 """From the bottom up. A module imports from its own layer and those below; within a layer there are no cycles."""
