@@ -15,17 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from corral.errors import ConfigError, EnvStartError, ErrorRecord
+from corral.errors import ErrorRecord
 from corral.pool.backend import Node
+from corral.pool.dask.client import connected, told
 from corral.pool.dask.config import DaskConfig, is_safe
-from corral.pool.dask.launch import LocalNodes
 from corral.pool.dask.loops import run_driver
 from corral.pool.dask.messages import Greeting, Leave, News, Watch, pack_request, unpack_answer
 from corral.pool.dask.versions import mismatch
@@ -38,8 +38,6 @@ SILENCE = 8.0
 """Seconds without an answer after which a node is lost. A sound one answers within a second."""
 POLL = 1.0
 """Seconds between two looks at who belongs to the cluster."""
-CONNECT_PATIENCE = 30.0
-"""Seconds for reaching the scheduler."""
 GREETING_PATIENCE = 70.0
 """Seconds for an agent to be started."""
 UNKNOWN_PATIENCE = 20
@@ -157,7 +155,7 @@ class Engine:
                 await self._give_up()
             raise
         if failures:
-            raise _told(failures[0], self._config)
+            raise told(failures[0], self._config)
 
     async def call(self, incarnation: str, body: bytes) -> bytes:
         """The answer of a node's agent. NodeGone if there will be none. Cancelled, the call goes on by itself."""
@@ -226,7 +224,7 @@ class Engine:
         if self._given_up:
             return
         async with contextlib.AsyncExitStack() as stack:
-            self._client = await stack.enter_async_context(_connected(self._config))
+            self._client = await stack.enter_async_context(connected(self._config))
             self._plugin = self._make_plugin()
             stack.push_async_callback(self._take_plugin_out)
             with contextlib.suppress(Exception):  # of one worker; its greeting will tell, and others can be sound
@@ -396,54 +394,3 @@ def _name_of(address: str, facts: dict[str, Any]) -> str:
     name = facts.get("name")
     place = address.rpartition("://")[2]
     return name if isinstance(name, str) and name and place not in name else place
-
-
-@contextlib.asynccontextmanager
-async def _connected(config: DaskConfig) -> AsyncIterator[Any]:
-    """A client of the cluster, which is launched if need be."""
-    from distributed import Client
-
-    async with contextlib.AsyncExitStack() as stack:
-        security = _security(config)
-        address = config.scheduler
-        if address is None:
-            from corral.pool.dask.cluster import launched
-
-            cluster = await stack.enter_async_context(launched(config.launch or LocalNodes(), security))
-            address, security = cluster.address, cluster.security
-        client = Client(address, security=security, asynchronous=True, set_as_default=False, timeout=CONNECT_PATIENCE)
-        stack.push_async_callback(_close, client)  # first: it may be given up while it connects
-        await client
-        yield client
-
-
-async def _close(client: Any) -> None:
-    await client.close()
-
-
-def _security(config: DaskConfig) -> Any:
-    """With the user's certificates; None: with those of Dask's configuration."""
-    if (given := config.certificates) is None:
-        return None
-    from distributed import Security
-
-    files = {"tls_ca_file": given.ca_file, "tls_client_cert": given.cert, "tls_client_key": given.key}
-    files |= {"tls_scheduler_cert": given.cert, "tls_scheduler_key": given.key}
-    files |= {"tls_worker_cert": given.cert, "tls_worker_key": given.key}
-    return Security(require_encryption=True, **{name: str(path) for name, path in files.items()})
-
-
-def _told(error: BaseException, config: DaskConfig) -> BaseException:
-    """An error of opening, as users are to see it."""
-    if isinstance(error, ImportError):
-        return ConfigError(f"backend=\"dask\" needs {error.name or 'distributed'}: pip install 'corral[dask]'")
-    if isinstance(error, ConfigError | EnvStartError):
-        return error
-    if isinstance(error, TypeError) and "TLS" in str(error):
-        return ConfigError(
-            f"the scheduler at {config.scheduler} speaks TLS: give its certificates, "
-            "DaskConfig(certificates=Certificates(ca_file, cert, key)), or set them in Dask's configuration"
-        )
-    if isinstance(error, OSError):
-        return ConfigError(f"the scheduler at {config.scheduler} cannot be reached: {error}")
-    return error

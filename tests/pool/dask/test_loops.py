@@ -15,8 +15,8 @@ from distributed import Client
 from tornado.iostream import IOStream
 from tornado.tcpclient import TCPClient
 
+from corral.pool.dask.client import security_of
 from corral.pool.dask.config import DaskConfig
-from corral.pool.dask.engine import _security
 from corral.pool.dask.loops import run_driver
 
 
@@ -37,7 +37,7 @@ def test_a_connection_whose_making_is_cancelled_when_it_is_there_does_not_stay_o
     async def main() -> None:
         config = DaskConfig(dask_nodes.address, dask_nodes.certificates)
         async with contextlib.AsyncExitStack() as stack:
-            client = Client(config.scheduler, security=_security(config), asynchronous=True, set_as_default=False)
+            client = Client(config.scheduler, security=security_of(config), asynchronous=True, set_as_default=False)
             stack.push_async_callback(client.close)
             with pytest.raises(asyncio.CancelledError):
                 await client

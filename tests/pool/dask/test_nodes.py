@@ -366,9 +366,9 @@ async def test_an_interpreter_that_is_not_there_is_named(dask_nodes: Cluster) ->
 
 
 async def test_a_scheduler_that_is_not_there(dask_nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    from corral.pool.dask import engine
+    from corral.pool.dask import client
 
-    monkeypatch.setattr(engine, "CONNECT_PATIENCE", 1.0)
+    monkeypatch.setattr(client, "CONNECT_PATIENCE", 1.0)
     config = DaskConfig("tls://127.0.0.1:1", dask_nodes.certificates)
     with pytest.raises(ConfigError, match=r"the scheduler at tls://127.0.0.1:1 cannot be reached"):
         async with pool(backend="dask", dask=config):
