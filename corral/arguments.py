@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from math import isfinite
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Optional, Protocol
 
 from corral.errors import ConfigError
 from corral.schema import json_schema
@@ -25,6 +25,10 @@ class Argument(NamedTuple):
     name: str
     annotation: Any
     default: Any = REQUIRED
+
+    def nullable(self) -> Argument:
+        """``n: int = None`` takes None, as it is meant: models give it where they leave an argument out."""
+        return self._replace(annotation=Optional[self.annotation]) if self.default is None else self  # noqa: UP045
 
 
 class Arguments(Protocol):
@@ -44,7 +48,7 @@ class Arguments(Protocol):
 
 def arguments_of(tool: str, arguments: Iterable[Argument]) -> Arguments:
     """Those of a tool by its name. ConfigError if one cannot be described."""
-    arguments = list(arguments)
+    arguments = [argument.nullable() for argument in arguments]
     try:
         return PlainArguments(arguments)
     except NoShape:

@@ -17,6 +17,7 @@ from anyio.lowlevel import EventLoopToken
 
 from corral import calls
 from corral.calls import Call, Place, SeenTrial
+from corral.credentials import secret, without_login
 from corral.errors import ConfigError, InfrastructureError, NotFound, TrialError
 from corral.types import TaskTrialResult, ToolResponse, Verbosity, check_path, check_verbosity, shown
 
@@ -30,8 +31,10 @@ class Link:
 
     def __init__(self, base_url: str, token: str | None, client: Any) -> None:
         self.base_url, self.uds = _address(base_url)
-        self.address = self.base_url if self.uds is None else f"unix:{self.uds}"
-        self.token = token if token is not None else os.environ.get("CORRAL_TOKEN") or None
+        self.address = without_login(self.base_url) if self.uds is None else f"unix:{self.uds}"
+        """As it may be shown."""
+        known = token if token is not None else os.environ.get("CORRAL_TOKEN") or None
+        self.token = secret(known, "token") if known is not None else None
         self.given = client
         self.made: Any = None
         self.made_for: EventLoopToken | None = None

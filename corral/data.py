@@ -42,6 +42,11 @@ def _is_flat(value: dict[Any, Any]) -> bool:
     return _FLAT.issuperset(map(type, value.values())) and _NAMES.issuperset(map(type, value))
 
 
+def well_formed(text: str) -> str:
+    """A text without lone surrogates, which UTF-8 and so many a protocol cannot carry: they become question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def describe_array(array: Any) -> str:
     """A NumPy array in a few words, for records: ``<array float64 (3, 4)>``."""
     return f"<array {array.dtype} {array.shape}>"

@@ -104,6 +104,8 @@ def digest(request: Request, body: bytes) -> bytes:
 
 async def outcome_of(operation: Operation, request: Request, wait: float | None) -> Any:
     """The operation's outcome; Pending when the wait is over, or its client has gone."""
+    if operation.ended.is_set():  # with no time to wait, it would not even be looked at
+        return await operation.outcome()
     if operation.undo is None:
         with anyio.move_on_after(wait):
             return await operation.outcome()

@@ -20,6 +20,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
+from corral.data import well_formed
 from corral.errors import CorralError, NotFound
 from corral.exchange import check_size
 from corral.guide import message_text
@@ -88,13 +89,14 @@ class McpBridge:
         schemas = await self._asked(context, Action.TOOLS, verbosity)
         tools = [_tool(schema["function"]) for schema in schemas]
         if _may_end(query):
+            taken = {tool.name for tool in tools}
             tools += [types.Tool(name=name, description=text, input_schema=schema)
-                      for name, (text, schema) in _ENDINGS.items()]  # fmt: skip
+                      for name, (text, schema) in _ENDINGS.items() if name not in taken]  # fmt: skip
         return types.ListToolsResult(tools=tools)
 
     async def _call_tool(self, context: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
         name, arguments = request.name, dict(request.arguments or {})
-        if name in _ENDINGS and _may_end(context.request.query_params):
+        if name in _ENDINGS and _may_end(context.request.query_params) and not await self._has(context, name):
             return await self._end(context, name, arguments)
         content = content_of(await self._asked(context, Action.EXECUTE, name, arguments))
         try:
@@ -102,6 +104,11 @@ class McpBridge:
         except CorralError as error:
             raise _rpc_error(error) from error
         return content
+
+    async def _has(self, context: Any, name: str) -> bool:
+        """Whether the environment has a tool of this name itself."""
+        schemas = await self._asked(context, Action.TOOLS, "brief")
+        return any(schema["function"]["name"] == name for schema in schemas)
 
     async def _end(self, context: Any, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         if name == "surrender_task":
@@ -119,7 +126,7 @@ class McpBridge:
             raise MCPError(types.INVALID_PARAMS, f"there is no prompt {request.name!r}; there is {TASK_PROMPT!r}")
         prompt = await self._asked(context, Action.PROMPT)
         text = prompt if isinstance(prompt, str) else "\n\n".join(map(message_text, prompt))
-        message = types.PromptMessage(role="user", content=types.TextContent(type="text", text=_valid(text)))
+        message = types.PromptMessage(role="user", content=types.TextContent(type="text", text=well_formed(text)))
         return types.GetPromptResult(messages=[message])
 
 
@@ -146,7 +153,7 @@ def _tool(function: Mapping[str, Any]) -> types.Tool:
 def content_of(response: ToolResponse) -> types.CallToolResult:
     """A tool's response as MCP content. ``structuredContent`` holds the result as data, unless it has images."""
     if not response.success:
-        text = types.TextContent(type="text", text=_valid(response.error or "the call failed"))
+        text = types.TextContent(type="text", text=well_formed(response.error or "the call failed"))
         return types.CallToolResult(content=[text], is_error=True)
     data = plain(response.result)
     parts = data if isinstance(data, list) else [data]
@@ -154,13 +161,13 @@ def content_of(response: ToolResponse) -> types.CallToolResult:
     if any(images):
         blocks = [image or _text(part) for image, part in zip(images, parts, strict=True)]
         return types.CallToolResult(content=list(blocks))
-    structured = json.loads(_valid(json.dumps(data, ensure_ascii=False)))
+    structured = json.loads(well_formed(json.dumps(data, ensure_ascii=False)))
     return types.CallToolResult(content=[_text(data)], structured_content={"result": structured})
 
 
 def _text(data: Any) -> types.TextContent:
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-    return types.TextContent(type="text", text=_valid(text))
+    return types.TextContent(type="text", text=well_formed(text))
 
 
 def _image(part: Any) -> types.ImageContent | None:
@@ -175,8 +182,3 @@ def _image(part: Any) -> types.ImageContent | None:
     url = part.get("image_url")
     match = _DATA_URL.fullmatch(str(url.get("url") if isinstance(url, dict) else url))
     return types.ImageContent(type="image", data=match[2], mime_type=match[1]) if match else None
-
-
-def _valid(text: str) -> str:
-    """Without lone surrogates, which no MCP message can carry."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from corral.data import to_data
 from corral.errors import (
     TRIAL_ERRORS,
     ConfigError,
@@ -24,6 +25,7 @@ from corral.errors import (
     InfrastructureError,
     NotFound,
     ProtocolError,
+    SerializationError,
     TrialError,
 )
 from corral.plain import plain
@@ -203,11 +205,21 @@ def to_worker(data: Mapping[str, Any] | None) -> WorkerRef | None:
 
 
 def encode(data: Any, *, strict: bool = True) -> bytes:
-    """``data`` as JSON. What it does not know becomes plain data first. Escapes carry even lone surrogates."""
+    """``data`` as JSON. What it does not know becomes plain data first. Escapes carry even lone surrogates.
+
+    Not ``strict``: with not-a-number and infinities, in arrays too.
+    """
     try:
-        return json.dumps(data, allow_nan=not strict, separators=(",", ":")).encode()
+        return json.dumps(data, allow_nan=not strict, separators=(",", ":"), default=_as_data).encode()
     except (TypeError, ValueError, RecursionError):
         return json.dumps(plain(data), separators=(",", ":")).encode()
+
+
+def _as_data(value: Any) -> Any:
+    try:
+        return to_data(value, "an answer", arrays="list")
+    except SerializationError:
+        return plain(value)
 
 
 def decode(body: bytes) -> Any:

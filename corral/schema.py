@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import types
 from collections.abc import Iterable, Mapping
@@ -89,7 +90,32 @@ def json_schema(model: Any) -> dict[str, Any]:
         raise ConfigError(f"tool {model.__name__!r}: its arguments have no JSON schema: {error}") from error
     schema.pop("title", None)
     schema.setdefault("properties", {})
+    _drop_no_json(schema)
     return schema
+
+
+def _drop_no_json(schema: Any) -> None:
+    """Leave out what JSON cannot say, such as an infinite default or limit: endpoints refuse requests that hold it."""
+    for part in schema if isinstance(schema, list) else list(schema.values()):
+        if isinstance(part, dict | list):
+            _drop_no_json(part)
+    if isinstance(schema, dict):
+        for key in [key for key, value in schema.items() if key in _VALUES and not _is_json(value)]:
+            del schema[key]
+
+
+_VALUES = frozenset({
+    "default", "const", "enum", "examples", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+})  # fmt: skip
+"""Keywords of JSON schema that hold values."""
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def strip_text(schema: Any) -> None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from corral.credentials import secret
 from corral.errors import ConfigError, CorralError
 from corral.listening import Address, listening
 from corral.named import NamedBuilder
@@ -170,9 +171,7 @@ def _names(allowed_hosts: Any) -> tuple[str, ...]:
 
 def _token(given: object) -> str | None:
     token: object = given if given is not None else os.environ.get("CORRAL_TOKEN") or None
-    if token is not None and (not isinstance(token, str) or not token.strip() or not token.isascii()):
-        raise ConfigError("token must be text of ASCII characters, and not empty")
-    return token.strip() if token is not None else None
+    return secret(token, "token") if token is not None else None
 
 
 def _seconds(value: object, name: str) -> float:

@@ -22,9 +22,10 @@ LAYERS: list[set[str]] = [
     {"errors", "lean", "shell"},
     {"types"},
     {
-        "arguments", "blame", "bodies", "call_history", "calls", "counters", "data", "guard", "guests", "guide",
-        "header", "jobs", "listening", "loop", "once", "plain", "process_state", "protocol", "recipe", "record_shapes",
-        "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap", "waiting",
+        "arguments", "blame", "bodies", "call_history", "calls", "counters", "credentials", "data", "guard", "guests",
+        "guide", "header", "jobs", "listening", "loop", "once", "plain", "process_state", "protocol", "recipe",
+        "record_shapes", "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap",
+        "waiting",
     },
     {"environment"},
     {"catalogue", "runtime", "source"},
@@ -37,9 +38,9 @@ LAYERS: list[set[str]] = [
 """From the bottom up. A module imports from its own layer and those below; within a layer there are no cycles."""
 
 PURE = {
-    "call_history", "data", "episode", "errors", "planner", "pool.hello", "pool.lifecycle", "pool.messages",
-    "pool.wire", "record_shapes", "records", "report.comparison", "report.differences", "report.figures",
-    "report.intervals", "report.metrics", "report.timeline", "report.transcript", "tasks", "types",
+    "call_history", "credentials", "data", "episode", "errors", "planner", "pool.hello", "pool.lifecycle",
+    "pool.messages", "pool.wire", "record_shapes", "records", "report.comparison", "report.differences",
+    "report.figures", "report.intervals", "report.metrics", "report.timeline", "report.transcript", "tasks", "types",
 }  # fmt: skip
 """Modules without a clock, files, processes or an event loop: time is an argument, tests need no sleep."""
 
@@ -72,7 +73,7 @@ BRIDGE = "pool.entry"
 
 ONLY = {
     "envs.*": {"envs.*", "environment", "tools", "tasks", "types", "data", "errors"},
-    "agents.*": {"agents.*", "call_history", "routers", "tools", "types", "errors", "data", "threads"},
+    "agents.*": {"agents.*", "call_history", "credentials", "routers", "tools", "types", "errors", "data", "threads"},
     "envs.wetlab.agents": {"envs.*", "agents.*", "types", "errors"},
 }
 """Packages that may import nothing of Corral but this. The closest entry counts: an environment's scripted expert is

@@ -83,6 +83,15 @@ async def test_images_and_numbers_that_are_none(served: Served) -> None:
             assert measured == {"result": {"nothing": None, "much": None, "odd": "?"}}
 
 
+async def test_a_tool_of_the_environment_keeps_its_name(served: Served) -> None:
+    async with AsyncCorralRouter(served.url) as router:
+        async with Client((await router.create_trial("ending"))["mcp_url"] + "?submit=true") as client:
+            names = [tool.name for tool in (await client.list_tools()).tools]
+            assert (names.count("submit_answer"), names.count("surrender_task")) == (1, 1)
+            assert text(await client.call_tool("submit_answer", {"x": 3})) == "4"
+            assert text(await client.call_tool("submit_answer", {"x": 4})) == "5"  # the trial goes on
+
+
 async def test_background_jobs(served: Served) -> None:
     async with AsyncCorralRouter(served.url) as router:
         async with Client((await router.create_trial("thread"))["mcp_url"]) as client:

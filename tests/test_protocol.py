@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -95,6 +96,15 @@ def test_strict_json_has_no_nan_and_ours_has() -> None:
     ours = decode(encode(value, strict=False))
     assert math.isnan(ours["a"])
     assert (ours["b"], ours["c"], ours["d"]) == (float("-inf"), "\ud800", 10**400)
+
+
+def test_an_array_beside_them_changes_no_numbers() -> None:
+    value = {"xs": np.array([1.0, math.nan]), "mean": np.float64(math.inf), "at": np.int64(3)}
+    assert json.loads(encode(value), parse_constant=pytest.fail) == {"xs": [1.0, None], "mean": None, "at": 3}
+    ours = decode(encode(value, strict=False))
+    assert (ours["mean"], ours["at"], ours["xs"][0], math.isnan(ours["xs"][1])) == (math.inf, 3, 1.0, True)
+    odd = decode(encode({"x": object, "xs": [math.inf]}, strict=False))
+    assert odd == {"x": "<class 'object'>", "xs": [math.inf]}
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])

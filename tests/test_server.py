@@ -296,6 +296,8 @@ def test_waiting_in_steps(http: httpx.Client, tmp_path: Path) -> None:
     go.touch()
     answer = run(http, place, code, **headers | {WAIT_HEADER: "20"})
     assert answer.json()["result"] == "done"
+    again = run(http, place, code, **headers | {WAIT_HEADER: "0"})  # only to look
+    assert (again.status_code, again.json()["result"]) == (200, "done")
     assert run(http, place, code, **headers | {WAIT_HEADER: "soon"}).status_code == 422
     http.delete(place)
 

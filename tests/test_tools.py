@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 import pickle
 import threading
 from typing import Annotated, Any, Literal, Optional, TypeVar
@@ -12,7 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from corral.errors import ConfigError
-from corral.tools import InvalidArguments, Jobs, MissingHidden, NoSuchJob, Tool, job_cancelled, tool
+from corral.tools import InvalidArguments, Jobs, MissingHidden, NoSuchJob, Tool, as_tool, job_cancelled, tool
 
 NOTHING: dict[str, Any] = {}
 
@@ -122,6 +124,39 @@ def test_docstring_styles(doc: str) -> None:
 def test_a_caller_may_change_the_schema_it_got() -> None:
     dilute.schema()["function"]["parameters"].clear()
     assert parameters(dilute)["required"] == ["volume_ml"]
+
+
+def test_what_json_cannot_say_stays_out_of_the_schema_and_holds_all_the_same() -> None:
+    @tool
+    def integrate(
+        t_max: float = math.inf,
+        tol: Annotated[float, Field(ge=-math.inf, le=1)] = math.nan,
+        default: int = 3,
+    ) -> float:
+        """Integrate."""
+        return t_max
+
+    schema = parameters(integrate)
+    json.dumps(schema, allow_nan=False)
+    assert "required" not in schema
+    assert ["default" in schema["properties"][name] for name in ("t_max", "tol", "default")] == [
+        False, False, True,
+    ]  # fmt: skip
+    assert integrate.validate({})["t_max"] == math.inf
+
+
+@pytest.mark.parametrize("of", [int, Peak])
+def test_a_default_of_none_may_be_given_too(of: Any) -> None:
+    def look(n: of = None) -> str:
+        """Look."""
+        return repr(n)
+
+    look.__annotations__["n"] = of
+    given = as_tool(look)
+    assert given.validate({"n": None}) == given.validate({}) == {"n": None}
+    assert {"type": "null"} in parameters(given)["properties"]["n"]["anyOf"]
+    with pytest.raises(InvalidArguments):
+        given.validate({"n": "x"})
 
 
 def test_arguments_are_converted_and_defaults_filled_in() -> None:

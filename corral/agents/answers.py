@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_LABEL = re.compile(r"^[\s>*_#`]*(?:final\s+)?answer[*_`]*\s*:[*_`]*[ \t]*", re.IGNORECASE | re.MULTILINE)
+# Each takes time in proportion to the text, whatever that is: a model may repeat itself up to its token limit.
+_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+_LABEL = re.compile(r"^[ \t>*_#`]*(?:final[ \t]+)?answer[*_`]*[ \t]*:[*_`]*[ \t]*", re.IGNORECASE | re.MULTILINE)
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
 

@@ -26,6 +26,7 @@ from corral.agents.claude_transcript import Event, turn_of, usage_in, written
 from corral.agents.llm.errors import EndpointError, RequestRefused
 from corral.agents.llm.messages import prompt_messages, text_of
 from corral.agents.mcp_endpoint import serving_tools
+from corral.credentials import secret
 from corral.errors import ConfigError, InfrastructureError
 from corral.types import check_count, check_seconds
 
@@ -70,7 +71,8 @@ class ClaudeCodeAgent(BaseAgent):
         self._program = find_program(program)
         self._model = model.removeprefix("anthropic/") if model else None
         self._base = api_base.rstrip("/").removesuffix("/v1") if api_base else None
-        self._key = api_key or os.environ.get("ANTHROPIC_API_KEY") or None
+        key = api_key or os.environ.get("ANTHROPIC_API_KEY") or None
+        self._key = secret(key, "api_key" if api_key else "ANTHROPIC_API_KEY") if key else None
         if self._key is None:
             raise ConfigError("Claude Code needs a key: set ANTHROPIC_API_KEY, or give api_key=...")
         self._timeout = check_seconds(timeout, "timeout") or 600.0

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any
 
 from corral.agents.loopback import serving_async
-from corral.data import to_data
+from corral.data import to_data, well_formed
 from corral.errors import ConfigError, ErrorRecord
 from corral.threads import Bridge, call_blocking
 from corral.types import ToolResponse
@@ -95,6 +95,6 @@ def _server(tools: Sequence[Mapping[str, Any]], call: CallTool) -> Any:
 def readable(response: ToolResponse) -> tuple[str, bool]:
     """A tool's response as text, and whether the call succeeded."""
     if not response.success:
-        return response.error or "the call failed", False
+        return well_formed(response.error or "the call failed"), False
     data = to_data(response.result, "a tool", arrays="list")
-    return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False), True
+    return well_formed(data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)), True

@@ -18,6 +18,7 @@ from corral.agents.llm.endpoints import resolve
 from corral.agents.llm.errors import ContextExceeded
 from corral.agents.llm.messages import Message, Reply, prompt_messages
 from corral.agents.llm.throttle import throttle_of
+from corral.credentials import header_value
 from corral.data import to_data
 from corral.errors import ConfigError
 from corral.types import ToolResponse, check_count, check_seconds
@@ -75,7 +76,7 @@ class ModelAgent(BaseAgent):
         self.llm_options = {"temperature": temperature, **llm_options}
         self.timeout = check_seconds(timeout, "timeout") or TIMEOUT
         self.backoff = Backoff(retries=backoff) if isinstance(backoff, int) else backoff or Backoff()
-        self.headers = dict(headers or {})
+        self.headers = {name: header_value(value, f"the header {name!r}") for name, value in (headers or {}).items()}
         self.adaptive = adaptive
         self.prices = _check_prices(prices)
         self.result_limit = check_count(result_limit, "result_limit")

@@ -44,7 +44,7 @@ class ReActAgent(ModelAgent):
         return message["role"] == "user" and isinstance(content, str) and content.startswith(_OBSERVATION)
 
     async def _act(self, reply: Reply, interface: Any, task_id: str) -> Any:
-        step = react_format.read(reply.text)
+        step = react_format.read(reply.text, was_cut=reply.was_cut)
         answer = step.answer if step.answer is not None else self._answer_as_action(step)
         if answer is not None:
             return answer

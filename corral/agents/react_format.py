@@ -8,13 +8,16 @@ a problem in words, for the model.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from corral.agents.answers import clean
+from corral.agents.llm.messages import check_depth, read_json
 
 FORMAT = """\
 Reply in exactly this form, one action at a time, and then wait for the observation:
@@ -28,12 +31,14 @@ When you know the answer, reply in this form instead:
 Thought: what you think
 Answer: the answer alone, in the format that the task asks for"""
 
-_MARK = r"[\s>#*_`-]*"
+# Each takes time in proportion to the text, whatever that is: a model may repeat itself up to its token limit.
+_MARK = r"[ \t>#*_`-]*"
 _LABEL = re.compile(
-    rf"^{_MARK}(?P<name>thought|action[ _]input|action|observation|(?:final[ _])?answer)[*_`]*\s*:[*_`]*",
+    rf"^{_MARK}(?P<name>thought|action[ _]input|action|observation|(?:final[ _])?answer)[*_`]*[ \t]*:[*_`]*",
     re.IGNORECASE | re.MULTILINE,
 )
-_FENCE = re.compile(r"```[\w-]*\n?(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```[\w-]*+\n?(.*?)```", re.DOTALL)
+_PAIR = re.compile(r"([A-Za-z_]\w*)\s*[:=](.+)")
 _CALL = re.compile(r"(?P<name>[\w-]+)\s*\((?P<arguments>.*)\)\s*", re.DOTALL)
 
 
@@ -48,29 +53,41 @@ class Step:
     problem: str | None = None
 
 
-def read(text: str) -> Step:
-    """Read a model's turn. The first action or answer counts; what it says after that is invention."""
-    sections = _sections(text)
+CUT = "your reply was cut off at its token limit: say it again, in fewer words"
+
+
+def read(text: str, *, was_cut: bool = False) -> Step:
+    """Read a model's turn. The first action or answer counts; what it says after that is invention.
+
+    ``was_cut``: it ended at the token limit. An action or answer that the text ends with may then be a part of one.
+    """
+    sections, last = _sections(text)
     thought = sections.get("thought", "")
+    if was_cut and last in ("action", "action input", "answer"):
+        return Step(thought, problem=CUT)
     if "action" in sections:
         return _action(thought, sections["action"], sections.get("action input"))
     if "answer" in sections:
         return Step(thought, answer=clean(sections["answer"]))
     if (found := _from_json(text)) is not None:
         return found
-    return Step(text.strip(), problem="there is neither an Action nor an Answer in your reply")
+    return Step(text.strip(), problem=CUT if was_cut else "there is neither an Action nor an Answer in your reply")
 
 
-def _sections(text: str) -> dict[str, str]:
-    """Label -> text, up to the first observation, and of a label that comes twice the first."""
+def _sections(text: str) -> tuple[dict[str, str], str | None]:
+    """Label -> text, up to the first observation, and of a label that comes twice the first; whose text is the last,
+    if what is said at the end counts.
+    """
     found: dict[str, str] = {}
+    last = None
     labels = list(_LABEL.finditer(text))
     for label, following in zip(labels, [*labels[1:], None], strict=False):
         name = re.sub(r"[ _]", " ", label["name"].lower()).replace("final ", "")
         if name == "observation" or (name in ("action", "answer") and {"action", "answer"} & found.keys()):
-            break
+            return found, None
         found.setdefault(name, text[label.end() : following.start() if following else len(text)].strip())
-    return found
+        last = name
+    return found, last
 
 
 def _action(thought: str, action: str, given: str | None) -> Step:
@@ -109,7 +126,7 @@ def _outer_braces(text: str) -> str:
         return text
     try:
         _, end = json.JSONDecoder(strict=False).raw_decode(text, start)
-    except ValueError:
+    except (ValueError, RecursionError):
         end = text.rfind("}") + 1
     return text[start:end]
 
@@ -117,7 +134,7 @@ def _outer_braces(text: str) -> str:
 def _as_json(text: str) -> dict[str, Any] | None:
     for candidate in (text, re.sub(r",(\s*[}\]])", r"\1", text)):
         try:
-            value = json.loads(candidate, strict=False)
+            value = read_json(candidate, strict=False)
         except ValueError:
             continue
         return value if isinstance(value, dict) else None
@@ -126,33 +143,51 @@ def _as_json(text: str) -> dict[str, Any] | None:
 
 def _as_python(text: str) -> dict[str, Any] | None:
     try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        value = _literal(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else None
 
 
 def _as_pairs(text: str) -> dict[str, Any] | None:
     """``name=value, name="value"`` as in a call, or one ``name: value`` a line."""
-    try:
-        call = ast.parse(f"f({text})", mode="eval").body
+    with contextlib.suppress(ValueError):
+        call = _parsed(f"f({text})")
         if isinstance(call, ast.Call) and call.keywords and not call.args:
-            return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass
-    pairs = [re.fullmatch(r"\s*([A-Za-z_]\w*)\s*[:=]\s*(.+?)\s*,?", line) for line in text.splitlines() if line.strip()]
+            return {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords if keyword.arg}
+    pairs = [_PAIR.fullmatch(line.strip()) for line in text.splitlines() if line.strip()]
     if not pairs or None in pairs:
         return None
-    return {pair[1]: _value(pair[2]) for pair in pairs if pair is not None}
+    return {pair[1]: _value(pair[2].strip().removesuffix(",").rstrip()) for pair in pairs if pair is not None}
 
 
 def _value(text: str) -> Any:
-    for reader in (json.loads, ast.literal_eval):
+    for reader in (read_json, _literal):
         try:
             return reader(text)
-        except (ValueError, SyntaxError):
+        except ValueError:
             continue
     return text
+
+
+def _parsed(text: str) -> ast.expr:
+    """Python's expression; ValueError where it is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an odd escape in a model's text, nobody wants to hear
+            return ast.parse(text.strip(), mode="eval").body
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _literal(expression: str | ast.expr) -> Any:
+    """Python's literal; ValueError where it is none, or nested too deeply."""
+    try:
+        value = ast.literal_eval(_parsed(expression) if isinstance(expression, str) else expression)
+    except (TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    check_depth(value)
+    return value
 
 
 def _from_json(text: str) -> Step | None:

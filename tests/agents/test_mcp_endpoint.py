@@ -13,6 +13,7 @@ import pytest
 
 from corral.agents import BaseAgent
 from corral.agents.mcp_endpoint import serving_tools
+from corral.types import ToolResponse
 from tests.support.agent_envs import only_trial
 
 pytest.importorskip("mcp.client.streamable_http")
@@ -57,26 +58,34 @@ async def test_a_whole_trial_over_mcp(tmp_path: Path) -> None:
 
 
 class Tools:
-    """A router whose only tool breaks its trial, or never ends."""
+    """A router whose tools break its trial, never end, or say what is no text."""
 
     def __init__(self) -> None:
         self.called = threading.Event()
 
     async def get_available_tools_for_task(self, task_id: str) -> dict[str, Any]:
         parameters = {"type": "object", "properties": {}}
-        return {"tools": [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in "ab"]}
+        return {"tools": [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in "abc"]}
 
     async def execute_tool(self, task_id: str, name: str, arguments: Any) -> Any:
         self.called.set()
         if name == "a":
             raise RuntimeError("the worker died")
-        await anyio.sleep_forever()
+        if name == "c":
+            return ToolResponse(True, "odd: \ud800") if arguments else ToolResponse(False, error="odd: \ud800")
+        return await anyio.sleep_forever()
 
 
 async def test_a_trial_that_breaks_is_told_to_the_client() -> None:
     async with serving_tools(Tools(), "t") as url, _session(url) as session:
         result = await session.call_tool("a", {})
     assert (result.is_error, result.content[0].text) == (True, "the trial broke: RuntimeError: the worker died")
+
+
+async def test_what_utf8_cannot_carry_reaches_the_client_as_what_it_can() -> None:
+    async with serving_tools(Tools(), "t") as url, _session(url) as session:
+        results = [await session.call_tool("c", arguments) for arguments in ({"fine": True}, {})]
+    assert [(result.is_error, result.content[0].text) for result in results] == [(False, "odd: ?"), (True, "odd: ?")]
 
 
 async def test_the_address_cannot_be_guessed() -> None:

@@ -62,6 +62,12 @@ async def test_output_that_cannot_be_read_is_sent_back_with_what_is_wrong(solve:
     assert trial.score == 1.0
 
 
+async def test_an_answer_that_was_cut_off_is_asked_for_again(solve: Any) -> None:
+    trial, _ = await solve(saying(Turn("Thought: x\nAnswer: 4", was_cut=True), Turn("Answer: 42")))
+    assert "Observation: Error: your reply was cut off at its token limit" in _replies(trial)[0]
+    assert (trial.state["submitted_answer"], trial.score) == ("42", 1.0)
+
+
 async def test_an_unknown_tool_is_named_with_the_nearest_one(solve: Any) -> None:
     trial, _ = await solve(saying(Turn("Action: wiegh\nAction Input: {}"), Turn("Action: sing"), Turn("Answer: 42")))
     near, far = _replies(trial)

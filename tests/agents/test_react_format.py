@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 
+from corral.agents.answers import marked_answer
 from corral.agents.react_format import Step, describe, read, read_input
 
 ADD = {"vessel": "a", "volume_ml": 2}
@@ -89,3 +91,56 @@ def test_tools_are_described_with_their_arguments() -> None:
     schema = {"properties": {"a": {"type": "number"}, "b": {"enum": ["x"]}}, "required": ["a"]}
     text = describe([{"function": {"name": "add", "description": "Add.", "parameters": schema}}])
     assert text == 'add: Add.\n    a: {"type": "number"}\n    b (optional): {"enum": ["x"]}'
+
+
+@pytest.mark.parametrize(
+    "given",
+    ['data={{"a": 1}}', '{{"a": 1}}', '{"a":' * 3000, "{'a': " * 300 + "1" + "}" * 300, "[" * 5000, "x=" + "(" * 900],
+)
+def test_odd_inputs_are_a_problem_for_the_model_or_text(given: str) -> None:
+    step = read(f"Action: heat\nAction Input: {given}")
+    assert step.action == "heat"
+    assert bool(step.problem) != bool(step.arguments)
+
+
+def test_the_odd_escapes_of_a_model_warn_nobody() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read("Action: f\nAction Input: {'x': '\\d+'}").arguments == {"x": "\\d+"}
+
+
+CUT_OFF = [
+    "Thought: x\nAnswer: 4",
+    "Thought: x\nAction: heat",
+    "Action: heat\nAction Input: celsius=4",
+    'Action: heat\nAction Input: {"celsius": 4',
+    "Thought: I shall",
+    '{"action": "heat", "action_input": {"celsius": 4',
+]
+
+
+@pytest.mark.parametrize("text", CUT_OFF)
+def test_what_may_be_half_of_something_does_not_count(text: str) -> None:
+    step = read(text, was_cut=True)
+    assert (step.action, step.answer) == (None, None)
+    assert str(step.problem).startswith("your reply was cut off at its token limit")
+
+
+@pytest.mark.parametrize("text", [
+    'Action: heat\nAction Input: {"celsius": 4}\nObservation: it is wa',
+    '{"action": "heat", "action_input": {"celsius": 4}} and the',
+])  # fmt: skip
+def test_what_stands_whole_before_the_cut_counts(text: str) -> None:
+    assert read(text, was_cut=True) == read(text)
+    assert read(text).arguments == {"celsius": 4}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", [
+    "hm" + "\n" * 300_000 + "x", "Action: x\nAction Input: ```" + "A" * 300_000, "<answer>" * 40_000,
+    "Action: f\nAction Input: x = a" + " " * 300_000 + "b", "Answer" + "\n" * 300_000, "final" + " " * 300_000 + "x",
+    "Action: f" + "(" * 300_000, "\\boxed{" * 40_000, "- " * 150_000, "```" * 100_000,
+])  # fmt: skip
+def test_a_model_that_repeats_itself_does_not_hold_up_who_reads_it(text: str) -> None:
+    assert read(text).answer is None  # in time proportional to the text: the test's limit is there for the square
+    marked_answer(text)

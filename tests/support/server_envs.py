@@ -36,6 +36,15 @@ class Camera(Bench):
         return "nothing to set up"
 
 
+class OwnEnding(Bench):
+    """Has a tool with the name of one that ends a trial over MCP."""
+
+    @tool
+    def submit_answer(self, x: int) -> int:
+        """Hand in one of several parts."""
+        return x + 1
+
+
 def build() -> dict[str, Environment]:
     """One task of each kind."""
     return {
@@ -47,7 +56,7 @@ def build() -> dict[str, Environment]:
 
 
 def threads() -> dict[str, Environment]:
-    return {"thread": Camera("thread"), "other": Bench("other")}
+    return {"thread": Camera("thread"), "other": Bench("other"), "ending": OwnEnding("ending")}
 
 
 def processes() -> dict[str, Environment]:

@@ -75,17 +75,22 @@ def _turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 def _blocks(message: Message) -> list[Block]:
     if NATIVE in message:
-        return [dict(block) for block in message[NATIVE]]
+        return [dict(block) for block in message[NATIVE] if _says_something(block)]
     if message["role"] == "tool":
         result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
         return [{**result, "is_error": True}] if message.get("_is_error") else [result]
     content = message.get("content")
     parts = [text_part(content)] if isinstance(content, str) else list(content or ())
-    blocks = [_part(part) for part in parts if part.get("type") != "text" or part.get("text")]
+    blocks = [_part(part) for part in parts if _says_something(part)]
     for call in message.get("tool_calls") or ():
         arguments, _ = read_arguments(call["function"]["arguments"])
         blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments})
     return blocks
+
+
+def _says_something(part: Mapping[str, Any]) -> bool:
+    """The API refuses text that is nothing but white space, its own model's too."""
+    return part.get("type") != "text" or bool(str(part.get("text") or "").strip())
 
 
 def _part(part: Mapping[str, Any]) -> Block:
@@ -107,7 +112,7 @@ def reply(body: Any) -> Reply:
         text = "\n".join(block["text"] for block in blocks if block["type"] == "text")
         calls = tuple(_call(block) for block in blocks if block["type"] == "tool_use")
         usage = _usage(body.get("usage") or {})
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise MalformedReply(f"no message: {type(error).__name__}: {error}") from None
     message: Message = {"role": "assistant", "content": text}
     if calls:

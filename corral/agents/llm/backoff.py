@@ -18,6 +18,9 @@ from corral.types import check_count, check_seconds
 AGAIN = frozenset({408, 409, 425, 429})
 """HTTP statuses below 500 after which the same request may succeed."""
 
+ITS_OWN = frozenset({401, 402, 403, *AGAIN})
+"""HTTP statuses below 500 that are the endpoint's own matter (its keys, quotas and health), not the request's."""
+
 _SPENT = ("insufficient_quota", "billing_hard_limit", "billing_not_active")
 """Codes in a 429 that mean an empty account, which no waiting fills."""
 

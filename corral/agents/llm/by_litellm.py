@@ -15,6 +15,7 @@ from typing import Any
 from corral.agents.llm import openai
 from corral.agents.llm.client import ChatClient
 from corral.agents.llm.messages import MalformedReply, Message, Reply, public
+from corral.credentials import without_login
 from corral.threads import call_blocking
 
 
@@ -48,12 +49,16 @@ class LiteLLMClient(ChatClient):
         try:
             return openai.reply(answer)
         except MalformedReply as error:
-            raise self._silent(endpoint.base or "litellm", str(error), tries) from None
+            raise self._silent(self._place, str(error), tries) from None
+
+    @property
+    def _place(self) -> str:
+        return without_login(self.endpoint.base) or "litellm"
 
     def _explained(self, error: Exception, tries: int) -> Exception:
         status = getattr(error, "status_code", None)
         if not isinstance(status, int):
-            return self._silent(self.endpoint.base or "litellm", f"{type(error).__name__}: {error}", tries)
+            return self._silent(self._place, f"{type(error).__name__}: {error}", tries)
         headers = _headers_of(error)
         return self._judged(status, headers, str(error), tries)
 

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,8 +25,9 @@ from corral.agents.llm import anthropic, backoff, openai
 from corral.agents.llm.backoff import Backoff
 from corral.agents.llm.endpoints import Endpoint
 from corral.agents.llm.errors import ContextExceeded, EndpointError, RequestRefused
-from corral.agents.llm.messages import MalformedReply, Message, Reply
+from corral.agents.llm.messages import Message, Reply
 from corral.agents.remarks import remark
+from corral.credentials import without_login
 
 if TYPE_CHECKING:
     from corral.agents.llm.throttle import Throttle
@@ -136,31 +138,33 @@ class ChatClient:
 
     async def _ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], tries: int) -> Reply:
         url, headers, body = self._request(self.endpoint, messages, tools, self._options)
-        content = json.dumps(body, ensure_ascii=True, default=str)  # escaped: a lone surrogate has no UTF-8
+        content, place = _written(body), without_login(url)
         headers = {"content-type": "application/json", **headers}
         try:
             with anyio.fail_after(self._timeout):
                 response = await self._http.post(url, headers=headers, content=content)
         except TimeoutError:
-            raise self._silent(url, f"nothing within {self._timeout:g} s", tries, cost=HANG) from None
+            raise self._silent(place, f"nothing within {self._timeout:g} s", tries, cost=HANG) from None
         except httpx.TimeoutException as error:
-            raise self._silent(url, f"{type(error).__name__} within {self._timeout:g} s", tries, cost=HANG) from error
+            raise self._silent(place, f"{type(error).__name__} within {self._timeout:g} s", tries, cost=HANG) from error
         except httpx.InvalidURL as error:
-            raise RequestRefused(f"{url} is no address: {error}") from error
+            raise RequestRefused(f"{place} is no address: {error}") from error
+        except httpx.LocalProtocolError:  # its words would quote a header, and headers hold keys
+            raise RequestRefused(f"the request to {place} cannot be sent: its headers are none of HTTP's") from None
         except httpx.HTTPError as error:
-            raise self._silent(url, f"{type(error).__name__}: {error}".rstrip(": "), tries) from error
-        return self._read(response, url, tries)
+            raise self._silent(place, f"{type(error).__name__}: {error}".rstrip(": "), tries) from error
+        return self._read(response, place, tries)
 
-    def _silent(self, url: str, reason: str, tries: int, *, cost: int = 1) -> TryFailed:
-        return TryFailed(EndpointError.silent(self.endpoint.name, url, reason, tries), cost=cost)
+    def _silent(self, place: str, reason: str, tries: int, *, cost: int = 1) -> TryFailed:
+        return TryFailed(EndpointError.silent(self.endpoint.name, place, reason, tries), cost=cost)
 
-    def _read(self, response: httpx.Response, url: str, tries: int) -> Reply:
+    def _read(self, response: httpx.Response, place: str, tries: int) -> Reply:
         if response.status_code != 200:
             raise self._judged(response.status_code, response.headers, response.text, tries)
         try:
             return self._reply(json.loads(response.content))
-        except (MalformedReply, ValueError) as error:
-            raise self._silent(url, f"{error} (in {response.text[:200]!r})", tries) from None
+        except (ValueError, RecursionError) as error:  # MalformedReply, and what is no JSON
+            raise self._silent(place, f"{error} (in {response.text[:200]!r})", tries) from None
 
     def _judged(self, status: int, headers: Mapping[str, str], text: str, tries: int) -> Exception:
         """What an answer with an error status means: to be tried again, or who is to blame."""
@@ -169,11 +173,32 @@ class ChatClient:
             asked = backoff.asked_for(headers, datetime.now(UTC))
             error = EndpointError.answered(name, status, text, tries)
             return TryFailed(error, asked, limited=status in (429, 529))
-        if status in (401, 402, 403, 429):
-            return EndpointError.answered(name, status, text, 1)
+        if status in backoff.ITS_OWN or not 400 <= status < 500:
+            return EndpointError.answered(name, status, text or _elsewhere(headers), 1)
         if status in (400, 413) and any(sign in text.lower() for sign in _TOO_LONG):
             return ContextExceeded.answered(name, status, text)
         return RequestRefused.answered(name, status, text)
+
+
+def _written(body: Any) -> str:
+    """Escaped, for a lone surrogate has no UTF-8; and without the infinities that Python alone reads as JSON."""
+    try:
+        return json.dumps(body, allow_nan=False, default=str)
+    except ValueError:
+        return json.dumps(_finite(json.loads(json.dumps(body, default=str))))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: _finite(value) for name, value in data.items()}
+    if isinstance(data, list):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not isfinite(data) else data
+
+
+def _elsewhere(headers: Mapping[str, str]) -> str:
+    place = headers.get("location", "")
+    return f"it sends to {without_login(place)}; give that as api_base, if it is right" if place else ""
 
 
 @cache

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from corral.credentials import secret
 from corral.errors import ConfigError
 
 Protocol = Literal["openai", "anthropic", "litellm"]
@@ -70,12 +71,13 @@ def resolve(
     environ = os.environ if environ is None else environ
     provider, model = _split(name)
     whole = f"{provider}/{model}"
+    api_key = secret(api_key, "api_key") if api_key else None
     if provider == "litellm":
         _check_litellm(whole)
         return Endpoint(whole, model, "litellm", _base(api_base), api_key)
     known = PROVIDERS.get(provider)
     variable = known.key_variable if known else None
-    key = api_key or (environ.get(variable) if variable else None) or None
+    key = api_key or _key_in(environ, variable)
     if api_base is not None:
         protocol: Protocol = known.protocol if known else "openai"
         return Endpoint(whole, model, protocol, _base(api_base), key)
@@ -84,6 +86,10 @@ def resolve(
     if variable and not key:
         raise ConfigError(f"model {whole!r} needs a key: set {variable}, or give api_key=...")
     return Endpoint(whole, model, known.protocol, known.base, key, is_official=True)
+
+
+def _key_in(environ: Mapping[str, str], variable: str | None) -> str | None:
+    return secret(environ[variable], variable) if variable and environ.get(variable) else None
 
 
 def _split(name: object) -> tuple[str, str]:

@@ -56,6 +56,32 @@ def tokens(*, input: int, output: int, cached: int = 0, cache_write: int = 0) ->
     }
 
 
+MAX_DEPTH = 100
+"""Levels of nesting in a model's arguments: what is deeper is a model that repeats itself, and breaks who reads it."""
+
+
+def read_json(text: str, *, strict: bool = True) -> Any:
+    """JSON as a model wrote it. ValueError where it is none."""
+    try:
+        value = json.loads(text, strict=strict)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    check_depth(value)
+    return value
+
+
+TOO_DEEP = "it is nested too deeply"
+
+
+def check_depth(value: object, left: int = MAX_DEPTH) -> None:
+    """ValueError where data is nested deeper than ``left`` levels."""
+    if isinstance(value, dict | list | tuple | set):
+        if left == 0:
+            raise ValueError(TOO_DEEP)
+        for item in value.values() if isinstance(value, dict) else value:
+            check_depth(item, left - 1)
+
+
 def read_arguments(text: object) -> tuple[dict[str, Any], str | None]:
     """A tool call's arguments, and what is wrong with them: models write broken JSON at times."""
     if isinstance(text, Mapping):
@@ -63,7 +89,7 @@ def read_arguments(text: object) -> tuple[dict[str, Any], str | None]:
     if text is None or text == "":
         return {}, None
     try:
-        value = json.loads(str(text))
+        value = read_json(str(text))
     except ValueError as error:
         return {}, f"the arguments are no valid JSON ({error})"
     if not isinstance(value, dict):

@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corral.agents.llm.endpoints import Endpoint
-from corral.agents.llm.messages import MalformedReply, Message, Reply, ToolRequest, public, read_arguments, tokens
+from corral.agents.llm.messages import (
+    MalformedReply,
+    Message,
+    Reply,
+    ToolRequest,
+    public,
+    read_arguments,
+    text_of,
+    tokens,
+)
 
 
 def request(
@@ -32,15 +41,17 @@ def reply(body: Any) -> Reply:
     try:
         choice = body["choices"][0]
         said = choice["message"]
-        text = said.get("content") or said.get("refusal") or ""
+        content = said.get("content") or said.get("refusal") or ""
+        text = text_of(content) if isinstance(content, str | list) else str(content)
         calls = tuple(_call(item, number) for number, item in enumerate(said.get("tool_calls") or ()))
         usage = _usage(body.get("usage") or {})
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise MalformedReply(f"no chat completion: {type(error).__name__}: {error}") from None
-    message: Message = {"role": "assistant", "content": text if isinstance(text, str) else str(text)}
+    # In parts, as some endpoints write it, it goes back as it came: a model's thinking may be among them.
+    message: Message = {"role": "assistant", "content": content if isinstance(content, list) else text}
     if calls:
         message["tool_calls"] = [_written(call, item) for call, item in zip(calls, said["tool_calls"], strict=True)]
-    return Reply(message, message["content"], calls, usage, was_cut=choice.get("finish_reason") == "length")
+    return Reply(message, text, calls, usage, was_cut=choice.get("finish_reason") == "length")
 
 
 def _call(item: Mapping[str, Any], number: int) -> ToolRequest:

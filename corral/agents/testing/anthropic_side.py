@@ -82,7 +82,7 @@ def answer(conversation: Conversation, turn: Turn, usage: Usage, number: int) ->
     content += [_tool_use(call, f"toolu_{number}_{index}") for index, call in enumerate(turn.calls)]
     return {
         "id": f"msg_{number}", "type": "message", "role": "assistant", "model": conversation.model,
-        "content": content, "stop_reason": "tool_use" if turn.calls else "end_turn", "stop_sequence": None,
+        "content": content, "stop_reason": _stop_reason(turn), "stop_sequence": None,
         "usage": {
             "input_tokens": usage.fresh, "output_tokens": usage.output, "cache_read_input_tokens": usage.cached,
             "cache_creation_input_tokens": 0,
@@ -126,3 +126,7 @@ def error(status: int, message: str, code: str | None) -> dict[str, Any]:
     """An error's body."""
     kind = code or KINDS.get(status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _stop_reason(turn: Turn) -> str:
+    return "max_tokens" if turn.was_cut else "tool_use" if turn.calls else "end_turn"

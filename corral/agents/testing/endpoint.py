@@ -166,10 +166,10 @@ def _rendered(turn: Turn, conversation: Conversation) -> Turn:
         return _as_text(turn)
     if turn.answer is not None:
         if (submit := _offered(SUBMIT, conversation.tools)) is None:
-            return Turn("\n".join(filter(None, [turn.text, f"Answer: {turn.answer}"])))
-        turn = Turn(turn.text, (*turn.calls, Call(submit, {"answer": turn.answer})))
+            return _saying(turn, "\n".join(filter(None, [turn.text, f"Answer: {turn.answer}"])))
+        turn = replace(turn, calls=(*turn.calls, Call(submit, {"answer": turn.answer})))
     calls = tuple(replace(call, tool=_offered(call.tool, conversation.tools) or call.tool) for call in turn.calls)
-    return Turn(turn.text or ("" if calls else " "), calls)
+    return replace(_saying(turn, turn.text or ("" if calls else " ")), calls=calls)
 
 
 def _offered(tool: str, offered: Iterable[str]) -> str | None:
@@ -185,7 +185,11 @@ def _as_text(turn: Turn) -> Turn:
         lines += [f"Action: {call.tool}", f"Action Input: {given}"]
     elif turn.answer is not None:
         lines.append(f"Answer: {turn.answer}")
-    return Turn("\n".join(filter(None, lines)) or " ")
+    return _saying(turn, "\n".join(filter(None, lines)) or " ")
+
+
+def _saying(turn: Turn, text: str) -> Turn:
+    return Turn(text, was_cut=turn.was_cut)
 
 
 # ---- ASGI ----

@@ -76,7 +76,7 @@ def answer(conversation: Conversation, turn: Turn, usage: Usage, number: int) ->
             }
             for index, call in enumerate(turn.calls)
         ]  # fmt: skip
-    finish = "tool_calls" if turn.calls else "stop"
+    finish = "length" if turn.was_cut else "tool_calls" if turn.calls else "stop"
     return {
         "id": f"chatcmpl-{number}", "object": "chat.completion", "created": 0, "model": conversation.model,
         "choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": _usage(usage),

@@ -32,6 +32,8 @@ class Turn:
     calls: tuple[Call, ...] = ()
     answer: str | None = None
     """Handed in as the agent that asks expects it: by a call of ``submit_answer``, or as text."""
+    was_cut: bool = False
+    """Whether it ends because of its token limit."""
 
 
 @dataclass(frozen=True)

@@ -85,3 +85,14 @@ def test_images_change_their_form() -> None:
 def test_what_is_no_message(body: Any) -> None:
     with pytest.raises(MalformedReply, match="no message"):
         anthropic.reply(body)
+
+
+def test_text_of_white_space_alone_is_not_sent() -> None:
+    blank = {"type": "text", "text": "\n\n"}
+    use = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    plain = {"role": "assistant", "content": "\n\n", "tool_calls": [
+        {"id": "t", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}  # fmt: skip
+    native = anthropic.reply({"content": [THINKING, blank, use]}).message
+    results = tool_message(ToolRequest("t", "look"), "5")
+    for message, sent in ((plain, [use]), (native, [THINKING, use])):
+        assert _body([message, results])["messages"][0] == {"role": "assistant", "content": sent}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -90,6 +91,38 @@ async def test_key_and_account_are_the_infrastructures_and_not_repeated(status: 
             with pytest.raises(EndpointError, match=f"HTTP {status}"):
                 await client.complete(SAID)
     assert len(endpoint.served) == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "503 Busy\r\nx-should-retry: false",
+        "408 Slow\r\nx-should-retry: false",
+        "307 There\r\nlocation: https://k:pw@else/v1",
+    ],
+)
+async def test_what_the_endpoint_does_not_want_repeated_is_its_failure_all_the_same(head: str) -> None:
+    server = RawServer([f"HTTP/1.1 {head}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()])
+    with server.serving() as url:
+        async with _client(url) as client:
+            with pytest.raises(EndpointError, match=f"answered HTTP {head[:3]}") as caught:
+                await client.complete(SAID)
+    assert server.connections == 1
+    assert ("it sends to https://else/v1;" in str(caught.value)) == ("location" in head)
+
+
+async def test_a_request_is_strict_json_whatever_tools_and_models_say() -> None:
+    odd = {"type": "function", "function": {"name": "run", "parameters": {"properties": {"t": {"default": math.inf}}}}}
+    endpoint = ScriptedEndpoint(saying("x"))
+    with serving(endpoint) as url:
+        async with _client(url, "anthropic") as client:
+            call = {"id": "c", "function": {"name": "run", "arguments": '{"t": [NaN, 1.5]}'}}
+            said: list[Message] = [*SAID, {"role": "assistant", "content": None, "tool_calls": [call]}]
+            said.append({"role": "tool", "tool_call_id": "c", "content": "done"})
+            await client.complete(said, [odd])
+    body = endpoint.served[0].body
+    assert body["tools"][0]["input_schema"]["properties"] == {"t": {"default": None}}
+    assert body["messages"][1]["content"][0]["input"] == {"t": [None, 1.5]}
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])

@@ -81,3 +81,25 @@ def test_a_request() -> None:
 def test_openais_own_address_gets_its_newer_name_for_the_limit() -> None:
     endpoint = Endpoint("openai/m", "m", "openai", "https://api.openai.com/v1", "k", is_official=True)
     assert openai.request(endpoint, [], [], {"max_tokens": 5})[2]["max_completion_tokens"] == 5
+
+
+def test_content_in_parts_is_read_and_goes_back_as_it_came() -> None:
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "Answer: 42"}]
+    reply = openai.reply({"choices": [{"message": {"role": "assistant", "content": parts}, "finish_reason": "stop"}]})
+    assert reply.text == "Answer: 42"
+    assert openai.request(HERE, [reply.message], [], {})[2]["messages"] == [{"role": "assistant", "content": parts}]
+
+
+DEEP = '{"a":' * 3000
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"a":' * 200 + "1" + "}" * 200])
+def test_arguments_that_are_nested_too_deeply_are_told_to_the_model(text: str) -> None:
+    item = {"id": "c", "function": {"name": "look", "arguments": text}}
+    (call,) = openai.reply({"choices": [{"message": {"content": None, "tool_calls": [item]}}]}).calls
+    assert (call.arguments, call.problem) == ({}, "the arguments are no valid JSON (it is nested too deeply)")
+
+
+def test_a_usage_that_is_no_number_is_no_completion() -> None:
+    with pytest.raises(MalformedReply, match="OverflowError"):
+        openai.reply({"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": float("inf")}})
