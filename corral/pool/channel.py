@@ -11,6 +11,7 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -35,6 +36,8 @@ from corral.pool.wire import Decoder, FrameDecoder, encode
 
 HELLO_PATIENCE = 10.0
 """Seconds that a stranger may take to show its ticket."""
+FULL_PAUSE = 0.1
+"""Seconds until the next try to let somebody in, where this process has no descriptor left for it."""
 TURN = 1e-3
 """Seconds after which answers that come at once let the event loop have its turn."""
 MAX_UNIX_PATH = 100
@@ -214,9 +217,13 @@ class Listener:
             async with anyio.create_task_group() as tasks:
                 while True:
                     await anyio.wait_readable(sock)
-                    with contextlib.suppress(OSError):
+                    try:
                         connection, _ = sock.accept()
-                        tasks.start_soon(self._welcome, connection)
+                    except OSError as error:
+                        if error.errno in (errno.EMFILE, errno.ENFILE):  # it stays at the door, and is still readable
+                            await anyio.sleep(FULL_PAUSE)
+                        continue
+                    tasks.start_soon(self._welcome, connection)
 
     def close(self) -> None:
         """Let nobody in any more."""

@@ -21,7 +21,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 """Where the system tells what the control group of this process may use."""
 
 MAX_SIZE = 512
-"""Workers of one pool: each costs an interpreter and two descriptors of the supervisor."""
+"""Workers of one pool: each costs an interpreter, and descriptors of the supervisor (``descriptors``)."""
 
 MIN_MEMORY = 32 * 2**20
 """Bytes of the least memory limit: a trial process that does nothing takes as much."""

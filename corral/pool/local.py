@@ -12,6 +12,7 @@ import anyio
 from corral.pool.agent import Agent, AgentSettings
 from corral.pool.backend import Loss, Node, SlotSpec, Spawned
 from corral.pool.config import available_cpus
+from corral.pool.descriptors import make_room
 
 
 class LocalBackend:
@@ -40,7 +41,8 @@ class LocalBackend:
         return 1
 
     def scale(self, slots: int) -> None:
-        """Fork workers for them: they connect, and load when they are asked for."""
+        """Fork workers for them: they connect, and load when they are asked for. ConfigError for too many."""
+        make_room(slots)
         self._agent.expect(slots)
 
     async def nodes_changed(self) -> None:
