@@ -35,6 +35,7 @@ from corral.errors import (
     SubmissionError,
     TrialError,
 )
+from corral.forks import OnlyHere
 from corral.lean import dataclass
 from corral.pool.messages import Closed
 from corral.report.progress import Progress
@@ -309,7 +310,8 @@ def _let_go_of_frames(error: BaseException | None) -> None:
 def _in_thread(agent: Any, interface: Any, task_id: str) -> Any:
     """Run an agent; a cancellation of its own making is an error of the agent, and none of the run's."""
     try:
-        return agent.run_agent(interface, task_id)
+        with OnlyHere():
+            return agent.run_agent(interface, task_id)
     except (Exception, SystemExit):
         raise
     except BaseException as error:

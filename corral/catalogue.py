@@ -12,6 +12,7 @@ from typing import Any
 
 from corral.environment import Environment
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ScoringError, TrialError
+from corral.forks import OnlyHere
 from corral.tools import Tool
 from corral.types import TaskInfo, shown
 
@@ -105,7 +106,8 @@ def is_a_stop(error: BaseException) -> bool:
 def failing_as(error_class: type[EnvStartError] | type[ScoringError], what: str) -> Iterator[None]:
     """Turn whatever the environment's code raises into one error of the trial. A stop of the whole run passes."""
     try:
-        yield
+        with OnlyHere():
+            yield
     except TrialError:
         raise
     except BaseException as error:

@@ -36,6 +36,7 @@ from corral.errors import (
     SubmissionError,
     ToolError,
 )
+from corral.forks import OnlyHere
 from corral.guide import message_text, tool_text
 from corral.jobs import Fatal, Jobs
 from corral.process_state import Lent, Owned
@@ -268,7 +269,7 @@ class TrialRuntime:
             self.warnings.append(f"background jobs that ignored their cancellation still run: {', '.join(still)}")
         if self._env is not None:
             try:
-                with self._process.during_call():
+                with self._process.during_call(), OnlyHere():
                     self._env.close()
             except BaseException as error:
                 if is_a_stop(error):
@@ -323,7 +324,8 @@ class TrialRuntime:
     def _run(self, name: str, call: Callable[[], Any]) -> Any:
         where = f"tool {name!r} of task {self.spec.task_id!r}"
         try:
-            value = call()
+            with OnlyHere():
+                value = call()
         except SystemExit as request:
             code = request.code
             error = ToolError(

@@ -22,10 +22,10 @@ LAYERS: list[set[str]] = [
     {"errors", "lean", "shell"},
     {"types"},
     {
-        "arguments", "blame", "bodies", "call_history", "calls", "counters", "credentials", "data", "guard", "guests",
-        "guide", "header", "jobs", "listening", "loop", "once", "plain", "process_state", "protocol", "recipe",
-        "record_shapes", "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap",
-        "waiting",
+        "arguments", "blame", "bodies", "call_history", "calls", "counters", "credentials", "data", "forks", "guard",
+        "guests", "guide", "header", "jobs", "listening", "loop", "once", "plain", "process_state", "protocol",
+        "recipe", "record_shapes", "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns",
+        "unwrap", "waiting",
     },
     {"environment"},
     {"catalogue", "runtime", "source"},
@@ -53,7 +53,7 @@ IMPURE = {
 WORKER_SIDE = {"pool.guards", "pool.host", "pool.leaving", "pool.link", "pool.nursery_main", "pool.printed",
                "pool.holdings", "pool.rehearsal", "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
 WORKER_MAY = {
-    "arguments", "call_history", "catalogue", "data", "environment", "errors", "guide", "jobs", "lean",
+    "arguments", "call_history", "catalogue", "data", "environment", "errors", "forks", "guide", "jobs", "lean",
     "pool.glance", "pool.inherited", "pool.logs", "pool.hello", "pool.main_script", "pool.messages", "pool.wire",
     "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",
     "threads", "tools", "types", "waiting",
