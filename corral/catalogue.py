@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from corral.environment import Environment
+from corral.environment import Environment, given_to
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ScoringError, TrialError
 from corral.forks import OnlyHere
 from corral.tools import Tool
@@ -73,20 +73,25 @@ def load(build: Callable[[], Any]) -> dict[str, Environment]:
 def _digest(env: Environment, sources: dict[type, str]) -> str:
     import hashlib  # only the one worker that describes the environments needs it, and what it loads
 
+    from corral.fingerprint import code_of, data_of
+
     cls = type(env)
     if cls not in sources:
         try:
-            sources[cls] = inspect.getsource(cls)
+            sources[cls] = inspect.getsource(cls) if cls.__module__.startswith("corral.") else ""
         except (OSError, TypeError):
             sources[cls] = ""
     definition = env.definition
+    functions = [definition.scoring_fn, definition.prompt_fn, definition.setup_fn] if definition else []
+    tools = env.get_tools().values()
     facts = {
         # A script is __main__ in the supervisor and __mp_main__ in a spawned worker.
         "class": f"{cls.__module__}.{cls.__qualname__}".replace("__mp_main__.", "__main__."),
         "source": sources[cls],
         "version": str(env.version),
-        "tools": [tool.schema("full") for tool in env.get_tools().values()],
-        "task": [definition.name, definition.description, definition.submission_format] if definition else [],
+        "tools": [tool.schema("full") for tool in tools],
+        "code": code_of([cls, *tools, *filter(None, functions)]),
+        "data": [data_of(definition), data_of(given_to(env))],
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -103,7 +103,7 @@ class Environment(metaclass=_EnvironmentMeta):
     fresh: FreshMode = "auto"
     """How fresh process state is made for it on a pool."""
     version: ClassVar[str] = ""
-    """Raise it when the task changes in a way that its class's source does not show."""
+    """Raise it when the task changes in a way that its code and data do not show, such as by a file that it reads."""
 
     task_id: str
     state: CorralState
@@ -426,6 +426,11 @@ class Environment(metaclass=_EnvironmentMeta):
     def _refuse_twice(self, name: str, others: Mapping[str, Any]) -> None:
         if name in others:
             raise ConfigError(f"{type(self).__name__}({self.task_id!r}) has two tools named {name!r}")
+
+
+def given_to(env: Environment) -> tuple[Any, ...]:
+    """What the constructor was given."""
+    return (env._recipe.args, env._recipe.kwargs) if env._recipe is not None else ()
 
 
 def _tools_of(cls: type) -> dict[str, Tool | staticmethod[..., Any]]:

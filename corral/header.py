@@ -98,7 +98,7 @@ def _compare_digests(old: Record, new: Record) -> Iterator[str]:
     before, after = old.get("tasks") or {}, new.get("tasks") or {}
     # A task that only one side has is a difference of the plan.
     if changed := [task for task in before if task in after and before[task] != after[task]]:
-        yield f"the environment (its class, version or tools) has changed of: {_listed(changed)}"
+        yield f"the environment (its code, data, version or tools) has changed of: {_listed(changed)}"
 
 
 def _compare_rest(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any], *, skip: set[str]) -> Iterator[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -42,15 +40,8 @@ class EnvironmentSource:
             return self._here
 
     def fingerprint(self) -> str:
-        """What identifies the source from run to run: its module and name, and a hash of its code."""
-        if not self.is_builder:
-            return "mapping"
-        name = describe_builder(self.build)
-        try:
-            code = inspect.getsource(self._given)  # type: ignore[arg-type]
-        except (OSError, TypeError):
-            return name
-        return f"{name}@{hashlib.sha256(code.encode()).hexdigest()[:12]}"
+        """What identifies the source from run to run: its module and name. Each task's code has a digest of its own."""
+        return describe_builder(self.build) if self.is_builder else "mapping"
 
 
 def describe_builder(build: Callable[..., Any]) -> str:

@@ -176,7 +176,7 @@ class TaskInfo:
     """Whether its environment has a ``configure_additional_apps`` of its own."""
     fresh: FreshMode = "auto"
     digest: str = ""
-    """A short hash of the task's class, version and tools: a session is refused to go on with another one."""
+    """A short hash of the task's code, data, version and tools: a session is refused to go on with another one."""
 
 
 class Action(StrEnum):

@@ -41,7 +41,11 @@ def test_the_same_plan_is_the_same_session() -> None:
         ({"retries": 2}, {}, "retries was 1 and is 2 now"),
         ({"budget": 5}, {}, "budget was None and is 5 now"),
         ({}, {"model": "m2"}, "model was 'm1' and is 'm2' now"),
-        ({}, {"tasks": {"a": "d1", "b": "other"}}, "the environment (its class, version or tools) has changed of: 'b'"),
+        (
+            {},
+            {"tasks": {"a": "d1", "b": "other"}},
+            "the environment (its code, data, version or tools) has changed of: 'b'",
+        ),
         ({}, {"limits": {"tool": 3}}, "limits was None and is {'tool': 3} now"),
     ],
 )

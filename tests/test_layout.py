@@ -23,12 +23,12 @@ LAYERS: list[set[str]] = [
     {"types"},
     {
         "arguments", "blame", "bodies", "call_history", "calls", "counters", "credentials", "data", "forks", "guard",
-        "guests", "guide", "header", "jobs", "listening", "loop", "once", "plain", "process_state", "protocol",
-        "recipe", "record_shapes", "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns",
-        "unwrap", "waiting",
+        "guests", "guide", "header", "installed", "jobs", "listening", "loop", "once", "plain", "process_state",
+        "protocol", "recipe", "record_shapes", "records", "schema", "scratch", "shapes", "tasks", "threads", "tools",
+        "turns", "unwrap", "waiting",
     },
     {"environment"},
-    {"catalogue", "runtime", "source"},
+    {"catalogue", "fingerprint", "runtime", "source"},
     {"envs.*", "episode", "journal", "plan", "planner", "pool.*"},
     {"collector", "crew", "hosts", "open_trial", "report.*", "routers", "scheduler", "service", "settings"},
     {"agents.*", "app", "client", "endpoints", "exchange", "front", "mcp_bridge", "openapi", "remote", "serving"},
@@ -53,9 +53,9 @@ IMPURE = {
 WORKER_SIDE = {"pool.guards", "pool.host", "pool.leaving", "pool.link", "pool.nursery_main", "pool.printed",
                "pool.holdings", "pool.rehearsal", "pool.spare", "pool.traces", "pool.trial_process"}  # fmt: skip
 WORKER_MAY = {
-    "arguments", "call_history", "catalogue", "data", "environment", "errors", "forks", "guide", "jobs", "lean",
-    "pool.glance", "pool.inherited", "pool.logs", "pool.hello", "pool.main_script", "pool.messages", "pool.wire",
-    "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",
+    "arguments", "call_history", "catalogue", "data", "environment", "errors", "fingerprint", "forks", "guide",
+    "installed", "jobs", "lean", "pool.glance", "pool.hello", "pool.inherited", "pool.logs", "pool.main_script",
+    "pool.messages", "pool.wire", "process_state", "recipe", "runtime", "schema", "shapes", "source", "tasks",
     "threads", "tools", "types", "waiting",
 }  # fmt: skip
 """What the worker side may import beside itself: so a worker stays small and knows nothing of the run."""

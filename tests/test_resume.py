@@ -212,7 +212,7 @@ def test_another_version_of_an_environment_and_all_differences_at_once(
     with pytest.raises(SessionMismatch) as mismatch:
         run_versioned(tmp_path, seed=2, model="other")
     assert len(mismatch.value.differences) == 3
-    assert "the environment (its class, version or tools) has changed of: 'a', 'b'" in str(mismatch.value)
+    assert "the environment (its code, data, version or tools) has changed of: 'a', 'b'" in str(mismatch.value)
     assert executions(tmp_path) == 2
 
 

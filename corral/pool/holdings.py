@@ -14,16 +14,15 @@ Assumptions
 from __future__ import annotations
 
 import operator
-import os
 import random
-import site
 import sys
-import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
 from typing import Any
+
+from corral.installed import is_installed
 
 DEPTH = 3
 """How deep containers and objects are looked into."""
@@ -202,12 +201,6 @@ def _users_modules(packages: frozenset[str]) -> Iterator[tuple[str, ModuleType]]
             yield name, module
 
 
-_INSTALLED = tuple({
-    *(os.path.realpath(path) + os.sep for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))),
-    *(os.path.realpath(path) + os.sep for path in [*site.getsitepackages(), site.getusersitepackages()]),
-})  # fmt: skip
-
-
 _known: dict[str, bool] = {}
 
 
@@ -223,4 +216,4 @@ def _look_up(name: str, module: ModuleType, packages: frozenset[str]) -> bool:
     file = getattr(module, "__file__", None)
     if name == "corral" or name.startswith("corral.") or not isinstance(file, str):
         return name in ("__main__", "__mp_main__")
-    return not os.path.realpath(file).startswith(_INSTALLED)
+    return not is_installed(file)
