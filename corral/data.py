@@ -17,8 +17,12 @@ from typing import Any, Literal
 
 from corral.errors import SerializationError
 
-Arrays = Literal["keep", "list", "describe"]
-"""What becomes of a NumPy array: it stays as it is, becomes nested lists, or a short description."""
+Arrays = Literal["keep", "copy", "list", "describe"]
+"""What becomes of a NumPy array: it stays as it is, is copied, becomes nested lists, or, if it is not small, a short
+description."""
+
+SMALL = 1000
+"""Numbers of an array that is small: a record holds them."""
 
 _PLAIN = frozenset({str, int, float, bool})
 _FLAT = _PLAIN | {NoneType}
@@ -50,6 +54,22 @@ def well_formed(text: str) -> str:
 def describe_array(array: Any) -> str:
     """A NumPy array in a few words, for records: ``<array float64 (3, 4)>``."""
     return f"<array {array.dtype} {array.shape}>"
+
+
+def array_bytes(data: Any) -> int:
+    """What the NumPy arrays in data take, in bytes."""
+    if "numpy" not in sys.modules:
+        return 0
+    size, rest = 0, [data]
+    while rest:
+        part = rest.pop()
+        if type(part) is dict:
+            rest.extend(part.values())
+        elif type(part) is list:
+            rest.extend(part)
+        elif _is_numpy(part, "ndarray"):
+            size += part.nbytes
+    return size
 
 
 class _Converter:
@@ -152,7 +172,10 @@ class _Converter:
             raise SerializationError.of_value(self.where, value, "it is an array of Python objects")
         if self.arrays == "keep":
             return value
-        return describe_array(value) if self.arrays == "describe" else self.convert(value.tolist())
+        if self.arrays == "copy":
+            return value.copy()
+        is_large = self.arrays == "describe" and value.size > SMALL
+        return describe_array(value) if is_large else self.convert(value.tolist())
 
     def _text_of(self, value: bytes | bytearray) -> str:
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from corral.call_history import Room
-from corral.data import to_data
+from corral.data import array_bytes, to_data
 from corral.errors import ConfigError, EnvStartError, ErrorRecord
 from corral.lean import dataclass
 from corral.recipe import Recipe, copied, equal, trial_seed
@@ -59,16 +59,23 @@ class CorralState:
     """Task id -> output, of every parent."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as plain data, without the hidden parts of outputs; NumPy arrays become short descriptions.
+        """The state as plain data, without the hidden parts of outputs; NumPy arrays become lists.
 
-        So do values of tool calls for which there is no room (``corral.call_history``).
+        Large ones become short descriptions, and so do values of tool calls for which there is no room
+        (``corral.call_history``).
         """
         room = Room()
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        values["tool_calls"] = [room.fit(call) for call in self.tool_calls]
+        values["tool_calls"] = [room.fit(_described(call)) for call in self.tool_calls]
         data: dict[str, Any] = to_data(values, f"the state of task {self.task_id!r}", arrays="describe")
         data["dependency_outputs"] = visible_outputs(data["dependency_outputs"])
         return data
+
+
+def _described(call: ToolCall) -> ToolCall:
+    if not array_bytes(call.result):
+        return call
+    return replace(call, result=to_data(call.result, f"a call of {call.tool!r}", arrays="describe"))
 
 
 class _EnvironmentMeta(ABCMeta):

@@ -24,7 +24,7 @@ from typing import Any
 
 from corral.call_history import Statistics, count
 from corral.catalogue import describe, failing_as, is_a_stop, load, warm_up
-from corral.data import to_data
+from corral.data import Arrays, array_bytes, to_data
 from corral.environment import Environment
 from corral.errors import (
     CorralError,
@@ -53,6 +53,9 @@ from corral.types import (
 )
 
 __all__ = ["TrialRuntime", "UnknownTool", "describe", "load", "warm_up"]
+
+ARRAY_ROOM = 64 * 2**20
+"""Bytes that the arrays in the results of one trial's tools may take, as its scorer sees them."""
 
 _METHODS = {action: action.value for action in Action}
 _NO_FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
@@ -85,6 +88,9 @@ class TrialRuntime:
         self._cleaned = False
         self._over: str | None = None
         self._jobs = Jobs(spec.tool_jobs)
+        # A process sends an array off before anything else runs; here its owner may change it under the agent's hands.
+        self._arrays: Arrays = "keep" if own_process else "copy"
+        self._array_room = ARRAY_ROOM
         self._keep = environment.base_work_dir is not None
         self._env: Environment | None = None
         self.workspace = _make_workspace(environment.base_work_dir or Path(work_root), spec)
@@ -335,7 +341,7 @@ class TrialRuntime:
             error.__cause__ = request
             raise Fatal(error) from request
         try:
-            return to_data(value, where)
+            return to_data(value, where, arrays=self._arrays)
         except SerializationError as refused:
             raise Fatal(refused) from refused
 
@@ -349,11 +355,19 @@ class TrialRuntime:
             tool=str(tool),
             arguments=shown if isinstance(shown, dict) else {"(not an object)": shown},
             success=response.success,
-            result=_for_record(response.result),
+            result=self._kept(response.result),
             error=response.error,
             duration=time.perf_counter() - started,
         )
         self.env.state.tool_calls.append(call)
+
+    def _kept(self, result: Any) -> Any:
+        """A tool's result for the scorer: with arrays of its own, where there is room for them."""
+        size = array_bytes(result)
+        if not size or size > self._array_room:
+            return _for_record(result)
+        self._array_room -= size
+        return to_data(result, "a record", arrays="copy")
 
     # Ending.
 

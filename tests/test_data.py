@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from corral.data import to_data
+from corral.data import array_bytes, to_data
 from corral.errors import SerializationError
 
 
@@ -129,6 +129,11 @@ def test_numpy() -> None:
     array = numpy.arange(4.0).reshape(2, 2)
     assert to_data({"a": array}, "here")["a"] is array
     assert to_data(array, "here", arrays="list") == [[0.0, 1.0], [2.0, 3.0]]
-    assert to_data(array, "here", arrays="describe") == "<array float64 (2, 2)>"
+    copied = to_data({"a": array}, "here", arrays="copy")["a"]
+    assert copied is not array
+    assert (copied == array).all()
+    assert to_data(array, "here", arrays="describe") == [[0.0, 1.0], [2.0, 3.0]]
+    assert to_data(numpy.zeros((500, 3)), "here", arrays="describe") == "<array float64 (500, 3)>"
+    assert array_bytes({"a": [array, {"b": array}], "c": 1, "d": "x"}) == 64
     with pytest.raises(SerializationError, match="array of Python objects"):
         to_data(numpy.array([object()]), "here")

@@ -528,12 +528,12 @@ def test_whether_it_configures() -> None:
 
 def test_the_state_is_plain_data(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
-    call = ToolCall("t", {"x": 1}, True, numpy.zeros((2, 3)))
+    call = ToolCall("t", {"x": 1}, True, {"small": numpy.ones((2, 3)), "large": numpy.zeros((20, 300))})
     state = CorralState("t", "t#0", submitted_answer=(1, 2), tool_calls=[call], workspace=tmp_path)
     data = state.to_dict()
     assert data["submitted_answer"] == [1, 2]
     assert data["workspace"] == str(tmp_path)
-    assert data["tool_calls"][0]["result"] == "<array float64 (2, 3)>"
+    assert data["tool_calls"][0]["result"] == {"small": [[1.0] * 3] * 2, "large": "<array float64 (20, 300)>"}
 
 
 @pytest.mark.parametrize("make", [v for k, v in STYLES.items() if k != "lock"])

@@ -266,7 +266,32 @@ def test_arrays_and_nan_pass_and_the_record_stays_small(root: Path) -> None:
     assert isinstance(result["a"], numpy.ndarray)
     assert math.isnan(result["n"])
     assert type(result["s"]) is float
-    assert lab.state()["tool_calls"][0]["result"]["a"] == "<array float64 (2, 2)>"
+    assert lab.state()["tool_calls"][0]["result"]["a"] == [[0.0, 0.0], [0.0, 0.0]]
+    lab.close()
+
+
+def test_a_scorer_sees_arrays_as_they_were_when_they_were_given(root: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    field = numpy.arange(2000.0)
+    lab = open_lab(root, gives={"field": field})
+    given = lab.execute("give").result["field"]
+    field += 1  # as a solver does with its own
+    assert numpy.array_equal(given, numpy.arange(2000.0))
+    given[:] = 0  # as an agent may with what it was given
+    (call,) = lab.env.state.tool_calls
+    assert numpy.array_equal(call.result["field"], numpy.arange(2000.0))
+    assert lab.state()["tool_calls"][0]["result"] == {"field": "<array float64 (2000,)>"}
+    lab.close()
+
+
+def test_what_arrays_take_in_a_trial_is_limited(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy = pytest.importorskip("numpy")
+    monkeypatch.setattr("corral.runtime.ARRAY_ROOM", 40_000)
+    lab = open_lab(root, gives=[numpy.zeros(2000), {"b": numpy.zeros(1)}])
+    for _ in range(3):
+        lab.execute("give")
+    kept = [call.result[0] for call in lab.env.state.tool_calls]
+    assert [type(each) for each in kept] == [numpy.ndarray, numpy.ndarray, str]
     lab.close()
 
 
