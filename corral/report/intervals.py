@@ -72,6 +72,11 @@ def _standard_error(numbers: Sequence[float]) -> float:
     return math.sqrt(math.fsum((number - centre) ** 2 for number in numbers) / (count - 1) / count)
 
 
+def _noise(numbers: Sequence[float]) -> float:
+    """What rounding can leave between such numbers where they are equal: scores are sums and quotients of floats."""
+    return 1e-12 * max(1.0, *map(abs, numbers))
+
+
 def _wilson(value: float, error: float, tasks: int, t: float) -> tuple[float, float]:
     spread = value * (1 - value)
     share = t * t * error * error / spread if spread > 0 else t * t / tasks
@@ -93,8 +98,9 @@ def paired(before: Sequence[float], after: Sequence[float]) -> Difference:
     value, error = mean(differences), _standard_error(differences)
     if math.isnan(error) or math.isnan(value):
         return Difference(value)
-    if error <= 1e-12 * max(1.0, abs(value)):
-        return Difference(value, 0.0, value, value, 1.0 if abs(value) < 1e-12 else 2.0 ** (1 - len(differences)))
+    noise = _noise([*before, *after])
+    if error <= noise:
+        return Difference(value, 0.0, value, value, 1.0 if abs(value) <= noise else 2.0 ** (1 - len(differences)))
     return _by_t(value, error, len(differences) - 1)
 
 
@@ -109,9 +115,10 @@ def unpaired(before: Sequence[float], after: Sequence[float]) -> Difference:
     if any(map(math.isnan, (value, *errors))):
         return Difference(value)
     a, b = errors[0] ** 2, errors[1] ** 2
-    if a + b == 0:
+    noise = _noise([*before, *after])
+    if math.sqrt(a + b) <= noise:
         as_far = 2 if len(before) == len(after) else 1
-        p = 1.0 if value == 0 else as_far / math.comb(len(before) + len(after), len(before))
+        p = 1.0 if abs(value) <= noise else as_far / math.comb(len(before) + len(after), len(before))
         return Difference(value, 0.0, value, value, p)
     freedom = (a + b) ** 2 / (a * a / (len(before) - 1) + b * b / (len(after) - 1))
     return _by_t(value, math.sqrt(a + b), freedom)

@@ -163,6 +163,22 @@ def test_differences_without_spread_get_the_p_value_of_permutations() -> None:
     assert unpaired([0.1] * 6, [sum([0.1] * 3) / 3] * 6).standard_error == 0.0
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_what_rounding_leaves_is_no_spread_and_no_difference(scale: float) -> None:
+    third = (0.1 + 0.2) * scale, 0.3 * scale
+    assert third[0] != third[1]
+    for run in (paired, unpaired):
+        assert run(third, third[::-1]).p_value == 1.0, run
+        assert run(third, [0.3 * scale] * 2).p_value == 1.0, run
+    assert unpaired(third, [0.5 * scale] * 2).p_value == 2 / math.comb(4, 2)
+    assert paired(third, [0.5 * scale] * 2).p_value == 2 / 2**2
+    assert unpaired(third, [0.5 * scale] * 2).standard_error == 0.0
+
+
+def test_a_spread_that_is_small_but_real_is_judged_by_t() -> None:
+    assert unpaired([0.3, 0.3 + 1e-9], [0.5, 0.5]).p_value < 1e-6
+
+
 def test_welch_by_hand() -> None:
     # Groups 1, 2, 3 and 2, 4, 6: errors squared 1/3 and 4/3, together 5/3; freedom (25/9) / (1/18 + 8/9).
     found = unpaired([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
