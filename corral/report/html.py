@@ -44,17 +44,16 @@ Data = dict[str, Any]
 
 def write_html(result: BenchmarkResult, path: str | os.PathLike[str]) -> Path:
     """Write the page of ``result`` to ``path`` in one step."""
-    return files.write_chunks(path, (text.encode() for text in _page(result)))
+    return files.write_chunks(path, (text.encode("utf-8", "backslashreplace") for text in _page(result)))
 
 
 def _page(result: BenchmarkResult) -> Iterator[str]:
-    template = Template(_part("page.html"))
-    title = html.escape(f"{result.run_name or result.session_id} | Corral")
-    filled = template.safe_substitute(title=title, css=_part("page.css"))
-    start, rest = filled.split("$details")
+    # Split first: a run may be named "$details".
+    start, rest = _part("page.html").split("$details")
     before_data, rest = rest.split("$data")
     before_script, end = rest.split("$js")
-    yield start
+    title = html.escape(f"{result.run_name or result.session_id} | Corral")
+    yield Template(start).substitute(title=title, css=_part("page.css"))
     yield from _details(result)
     yield before_data
     yield _embedded(_overview(result))
