@@ -11,7 +11,6 @@ Guarantees
 from __future__ import annotations
 
 import html
-import json
 import os
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -24,7 +23,7 @@ from corral.records import encode, reread
 from corral.report import files
 from corral.report.figures import flat_numbers, peak_memory, phases
 from corral.report.timeline import Timeline, outcome, restarts, timeline
-from corral.report.transcript import Call, Turn, as_text, turns
+from corral.report.transcript import Call, Turn, as_json, as_text, turns
 from corral.types import TaskTrialResult
 
 if TYPE_CHECKING:
@@ -163,17 +162,13 @@ def _turn(turn: Turn) -> list[Any]:
 
 
 def _arguments(call: Call) -> str:
-    return _cut(", ".join(f"{name}={_json(value)}" for name, value in call.arguments.items()))
+    return _cut(", ".join(f"{name}={as_json(value)}" for name, value in call.arguments.items()))
 
 
 def _call(call: Mapping[str, Any], *, brief: bool) -> list[Any]:
-    arguments, outcome_ = _json(call.get("arguments")), call.get("error") or _json(call.get("result"))
+    arguments, outcome_ = as_json(call.get("arguments")), call.get("error") or as_json(call.get("result"))
     text = arguments if brief and call.get("success") else f"{arguments} → {outcome_}"
     return [call.get("tool"), call.get("success"), call.get("duration"), _cut(text, 300 if brief else MAX_TEXT)]
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _cut(text: str, limit: int | None = None) -> str:
