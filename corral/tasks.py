@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -169,11 +170,14 @@ class TaskDefinition:
 
 
 def parse_answer(answer: Any) -> Any:
-    """The value of an answer that is JSON text of an object, array, number or boolean; else the answer as it is."""
+    """The value of an answer that is JSON text of an object, array, number or boolean; else the answer as it is.
+
+    Text with a number that no float holds, such as 1e999, stays text: a record, which has no infinity, would lose it.
+    """
     if not isinstance(answer, str):
         return answer
     try:
-        value = json.loads(answer, parse_constant=_refuse)
+        value = json.loads(answer, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return answer
     return answer if value is None or isinstance(value, str) else value
@@ -288,6 +292,12 @@ def _shown(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         return str(value)
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{number} is more than a float can hold")
+    return value
 
 
 def _refuse(constant: str) -> Any:

@@ -115,9 +115,9 @@ def _open_end(text: str, indent: str) -> bytes:
 
 
 def load(report: Report) -> dict[str, Any]:
-    """``report`` as JSON data of its own."""
+    """``report`` as JSON data of its own. ValueError for a file that holds none."""
     if isinstance(report, str | os.PathLike):
-        data = json.loads(Path(report).read_bytes())
+        data = plain(_parsed(Path(report).read_bytes()))  # a file may be nested more deeply than the report of a result
     elif isinstance(report, Mapping):
         data = plain(report)
     else:
@@ -125,6 +125,13 @@ def load(report: Report) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"a report is a JSON object, and this is a {type(data).__name__}")
     return data
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("a report is a JSON object, and this is nested too deeply to be read") from None
 
 
 # What may differ between two equal runs, by the place where it stands.

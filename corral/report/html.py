@@ -11,7 +11,6 @@ Guarantees
 from __future__ import annotations
 
 import html
-import json
 import os
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -24,7 +23,7 @@ from corral.records import encode, reread
 from corral.report import files
 from corral.report.figures import flat_numbers, peak_memory, phases
 from corral.report.timeline import Timeline, outcome, restarts, timeline
-from corral.report.transcript import Call, Turn, as_text, turns
+from corral.report.transcript import Call, Turn, as_json, as_text, turns
 from corral.types import TaskTrialResult
 
 if TYPE_CHECKING:
@@ -44,17 +43,16 @@ Data = dict[str, Any]
 
 def write_html(result: BenchmarkResult, path: str | os.PathLike[str]) -> Path:
     """Write the page of ``result`` to ``path`` in one step."""
-    return files.write_chunks(path, (text.encode() for text in _page(result)))
+    return files.write_chunks(path, (text.encode("utf-8", "backslashreplace") for text in _page(result)))
 
 
 def _page(result: BenchmarkResult) -> Iterator[str]:
-    template = Template(_part("page.html"))
-    title = html.escape(f"{result.run_name or result.session_id} | Corral")
-    filled = template.safe_substitute(title=title, css=_part("page.css"))
-    start, rest = filled.split("$details")
+    # Split first: a run may be named "$details".
+    start, rest = _part("page.html").split("$details")
     before_data, rest = rest.split("$data")
     before_script, end = rest.split("$js")
-    yield start
+    title = html.escape(f"{result.run_name or result.session_id} | Corral")
+    yield Template(start).substitute(title=title, css=_part("page.css"))
     yield from _details(result)
     yield before_data
     yield _embedded(_overview(result))
@@ -164,17 +162,13 @@ def _turn(turn: Turn) -> list[Any]:
 
 
 def _arguments(call: Call) -> str:
-    return _cut(", ".join(f"{name}={_json(value)}" for name, value in call.arguments.items()))
+    return _cut(", ".join(f"{name}={as_json(value)}" for name, value in call.arguments.items()))
 
 
 def _call(call: Mapping[str, Any], *, brief: bool) -> list[Any]:
-    arguments, outcome_ = _json(call.get("arguments")), call.get("error") or _json(call.get("result"))
+    arguments, outcome_ = as_json(call.get("arguments")), call.get("error") or as_json(call.get("result"))
     text = arguments if brief and call.get("success") else f"{arguments} → {outcome_}"
     return [call.get("tool"), call.get("success"), call.get("duration"), _cut(text, 300 if brief else MAX_TEXT)]
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _cut(text: str, limit: int | None = None) -> str:

@@ -33,10 +33,13 @@ _TOKENS = {
     "input_tokens": ("input_tokens", "prompt_tokens", "input"),
     "output_tokens": ("output_tokens", "completion_tokens", "output"),
     "total_tokens": ("total_tokens", "total"),
-    "input_tokens_cache_read": ("cache_read_input_tokens", "input_tokens_cache_read"),
-    "input_tokens_cache_write": ("cache_creation_input_tokens", "input_tokens_cache_write"),
+    "input_tokens_cache_read": ("cached_input_tokens", "cache_read_input_tokens", "input_tokens_cache_read"),
+    "input_tokens_cache_write": ("cache_write_tokens", "cache_creation_input_tokens", "input_tokens_cache_write"),
 }
 """Inspect's names of token counts, and those that agents give them."""
+
+_WITHIN_INPUT = ("cached_input_tokens", "cache_write_tokens")
+"""Corral's own agents count these among the input tokens. Inspect does not (its ``ModelUsage``), nor does Anthropic."""
 
 Data = dict[str, Any]
 
@@ -228,6 +231,5 @@ def _usage(usage: Mapping[str, Any]) -> Data:
     counts = {
         name: int(next((numbers[known] for known in names if known in numbers), 0)) for name, names in _TOKENS.items()
     }
-    if not counts["total_tokens"]:
-        counts["total_tokens"] = counts["input_tokens"] + counts["output_tokens"]
-    return counts
+    counts["input_tokens"] -= min(counts["input_tokens"], sum(int(numbers.get(name, 0)) for name in _WITHIN_INPUT))
+    return counts | {"total_tokens": counts["total_tokens"] or sum(counts.values())}

@@ -42,23 +42,35 @@ class Difference:
     p_value: float = math.nan
 
 
-def estimate(figures: Iterable[float]) -> Estimate:
+def estimate(figures: Iterable[float], trials: Sequence[int] = (), variance: float | None = None) -> Estimate:
     """The mean of one figure per task, with its clustered standard error and interval.
 
     Figures from 0 to 1 get the score interval of Wilson 1927 at the effective number of tasks v(1 - v) / SE^2 (Korn
     and Graubard 1998, Survey Methodology 24; compared by Franco, Little, Louis and Slud 2019, doi 10.1093/jssam/smy019)
     with Student's quantile: it stays within 0 to 1 and holds its level where plus and minus two standard errors does
-    not, that is near 0 and 1 and with few tasks. Where every task gives 0, or every task 1, each counts as one
-    observation. Other figures get v plus and minus t SE.
+    not, that is near 0 and 1 and with few tasks. Other figures get v plus and minus t SE.
+
+    A few tasks agree by chance at times, and then SE is far too small. So where ``trials`` has each task's number of
+    trials, the interval is never narrower than were they all independent: a design effect below 1 counts as 1 (Parker
+    et al. 2017, Vital and Health Statistics 2(175)). ``variance`` is that of a single trial; None for v(1 - v), that of
+    what is 0 or 1. Where nothing differs at all, as where every task gives 0, or 1, each counts as one observation.
     """
     numbers = list(figures)
     value, error = mean(numbers), _standard_error(numbers)
     if math.isnan(error) or math.isnan(value):
         return Estimate(value)
+    believed = max(error, _independent_error(trials, value * (1 - value) if variance is None else variance))
+    if believed <= _noise(numbers):
+        believed = 0.0
     t = t_quantile(0.5 + LEVEL / 2, len(numbers) - 1)
     if all(0 <= number <= 1 for number in numbers):
-        return Estimate(value, error, *_wilson(min(value, 1.0), error, len(numbers), t))
-    return Estimate(value, error, value - t * error, value + t * error)
+        return Estimate(value, error, *_wilson(min(value, 1.0), believed, len(numbers), t))
+    return Estimate(value, error, value - t * believed, value + t * believed)
+
+
+def _independent_error(trials: Sequence[int], variance: float) -> float:
+    """The standard error of a mean over tasks of their trials' means, were all trials independent of their task."""
+    return math.sqrt(max(0.0, variance) * math.fsum(1 / count for count in trials)) / max(1, len(trials))
 
 
 def _standard_error(numbers: Sequence[float]) -> float:
@@ -66,15 +78,20 @@ def _standard_error(numbers: Sequence[float]) -> float:
     count = len(numbers)
     if count < 2:
         return math.nan
-    if min(numbers) == max(numbers):
-        return 0.0  # and not what rounding leaves of it
+    if max(numbers) - min(numbers) <= _noise(numbers):
+        return 0.0
     centre = mean(numbers)
     return math.sqrt(math.fsum((number - centre) ** 2 for number in numbers) / (count - 1) / count)
 
 
+def _noise(numbers: Sequence[float]) -> float:
+    """What rounding can leave between such numbers where they are equal: scores are sums and quotients of floats."""
+    return 1e-12 * max(1.0, *map(abs, numbers))
+
+
 def _wilson(value: float, error: float, tasks: int, t: float) -> tuple[float, float]:
     spread = value * (1 - value)
-    share = t * t * error * error / spread if spread > 0 else t * t / tasks
+    share = t * t * error * error / spread if spread > 0 and error > 0 else t * t / tasks
     middle = (value + share / 2) / (1 + share)
     half = math.sqrt(share * spread + share * share / 4) / (1 + share)
     return max(0.0, min(value, middle - half)), min(1.0, max(value, middle + half))
@@ -93,8 +110,9 @@ def paired(before: Sequence[float], after: Sequence[float]) -> Difference:
     value, error = mean(differences), _standard_error(differences)
     if math.isnan(error) or math.isnan(value):
         return Difference(value)
-    if error <= 1e-12 * max(1.0, abs(value)):
-        return Difference(value, 0.0, value, value, 1.0 if abs(value) < 1e-12 else 2.0 ** (1 - len(differences)))
+    noise = _noise([*before, *after])
+    if error <= noise:
+        return Difference(value, 0.0, value, value, 1.0 if abs(value) <= noise else 2.0 ** (1 - len(differences)))
     return _by_t(value, error, len(differences) - 1)
 
 
@@ -109,9 +127,10 @@ def unpaired(before: Sequence[float], after: Sequence[float]) -> Difference:
     if any(map(math.isnan, (value, *errors))):
         return Difference(value)
     a, b = errors[0] ** 2, errors[1] ** 2
-    if a + b == 0:
+    noise = _noise([*before, *after])
+    if math.sqrt(a + b) <= noise:
         as_far = 2 if len(before) == len(after) else 1
-        p = 1.0 if value == 0 else as_far / math.comb(len(before) + len(after), len(before))
+        p = 1.0 if abs(value) <= noise else as_far / math.comb(len(before) + len(after), len(before))
         return Difference(value, 0.0, value, value, p)
     freedom = (a + b) ** 2 / (a * a / (len(before) - 1) + b * b / (len(after) - 1))
     return _by_t(value, math.sqrt(a + b), freedom)

@@ -162,21 +162,26 @@ class BenchmarkResult:
 
     def average_score_estimate(self) -> Estimate:
         """The average score with its standard error, clustered by task, and its 95 % interval."""
-        return estimate(task.average_score for task in self._tasks)
+        average = self.average_score()
+        variance = metrics.mean(metrics.mean((score - average) ** 2 for score in task.scores) for task in self._tasks)
+        return self._estimate((task.average_score for task in self._tasks), variance)
 
     def success_rate_estimate(self) -> Estimate:
         """The success rate with its standard error, clustered by task, and its 95 % interval."""
-        return estimate(self._success_rates())
+        return self._estimate(self._success_rates())
 
     def pass_at_k_estimate(self, k: int) -> Estimate:
         """pass@k with its standard error, clustered by task, and its 95 % interval."""
         self._check_k(k)
-        return estimate(task.pass_at_k(k) for task in self._tasks)
+        return self._estimate(task.pass_at_k(k) for task in self._tasks)
 
     def pass_hat_k_estimate(self, k: int) -> Estimate:
         """pass^k with its standard error, clustered by task, and its 95 % interval."""
         self._check_k(k)
-        return estimate(task.pass_hat_k(k) for task in self._tasks)
+        return self._estimate(task.pass_hat_k(k) for task in self._tasks)
+
+    def _estimate(self, figures: Iterable[float], variance: float | None = None) -> Estimate:
+        return estimate(figures, [task.n for task in self._tasks], variance)
 
     def _success_rates(self) -> Iterator[float]:
         return (metrics.mean([1.0] * task.successes + [0.0] * (task.n - task.successes)) for task in self._tasks)

@@ -1,7 +1,8 @@
 """An agent's messages in one form, whatever its framework wrote. Pure.
 
 Known are OpenAI's chat messages, Anthropic's content parts, and the short form of scripted agents; anything else is
-shown as the JSON that it is. Nothing is left out and nothing raises.
+shown as the JSON that it is. Nothing is left out and nothing raises: what is nested more deeply than Python can follow
+is shown as the text that it is, or cut there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from corral.plain import plain
 from corral.records import reread
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -81,21 +83,25 @@ def _answer(message: Mapping[str, Any], parts: _Parts, name: Any) -> Turn:
 
 def _parts(content: Any) -> _Parts:
     parts = _Parts()
-    for part in content if isinstance(content, list) else [content]:
+    for part in _contents(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if part is None:
-            continue
         if kind == "tool_use":
             parts.calls.append(Call(str(part.get("name")), _arguments(part.get("input")), _id(part)))
         elif kind == "tool_result":
-            inner = "\n".join(_parts(part.get("content")).texts)
+            inner = "\n".join(map(_text_of, _contents(part.get("content"))))
             error = inner if part.get("is_error") else None
             parts.results.append(Turn("tool", "" if error else inner, call_id=part.get("tool_use_id"), error=error))
-        elif isinstance(part, dict) and isinstance(part.get("text"), str):
-            parts.texts.append(part["text"])
         else:
-            parts.texts.append(as_text(part))
+            parts.texts.append(_text_of(part))
     return parts
+
+
+def _contents(content: Any) -> list[Any]:
+    return [part for part in (content if isinstance(content, list) else [content]) if part is not None]
+
+
+def _text_of(part: Any) -> str:
+    return part["text"] if isinstance(part, dict) and isinstance(part.get("text"), str) else as_text(part)
 
 
 def _call(call: Any) -> Call:
@@ -118,7 +124,7 @@ def _arguments(given: Any) -> dict[str, Any]:
     if isinstance(given, str):
         try:
             given = json.loads(given)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"arguments": given}
     if isinstance(given, dict):
         return given
@@ -131,4 +137,12 @@ def _list(value: Any) -> list[Any]:
 
 def as_text(value: Any) -> str:
     """Text as it is, other JSON data as indented JSON."""
-    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    return value if isinstance(value, str) else as_json(value, indent=2)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON data as JSON; cut at ``plain.MAX_DEPTH`` where it is nested too deeply to be written."""
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False)
+    except RecursionError:
+        return json.dumps(plain(value), indent=indent, ensure_ascii=False)

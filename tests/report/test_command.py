@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,26 @@ def test_show_of_a_trial_tells_why_and_what_was_said_and_printed(
     assert (trial["trial_index"], trial["attempts"][0]["output"]) == (0, "first")
     assert main(["show", night, "crash#7"]) == 2
     assert "has no record of a trial 'crash#7': TASK#INDEX, such as 'salt/one#0'" in capsys.readouterr().err
+
+
+def test_a_model_may_nest_its_arguments_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = '{"a":' * 2000
+    call = {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "weigh", "arguments": arguments}}]}
+    result = everything()
+    task = result.task_results["salt/one"]
+    first = replace(task.trials[0], messages=[call])
+    result.task_results["salt/one"] = replace(task, trials=(first, *task.trials[1:]))
+    record(result, tmp_path / "night")
+    assert main(["show", str(tmp_path / "night"), "salt/one#0"]) == 0
+    assert f"weigh(arguments={arguments})" in capsys.readouterr().out
+    files = [tmp_path / f"night.{ending}" for ending in ("html", "eval", "json", "jsonl")]
+    assert main(["export", str(tmp_path / "night"), *map(str, files)]) == 0
+    shown = re.search(r'id="t0-0">(.*?)</script>', files[0].read_text("utf-8"))
+    assert shown is not None
+    assert json.loads(shown[1])["turns"][0][2] == [["weigh", f"arguments={json.dumps(arguments)}"]]
+    with zipfile.ZipFile(files[1]) as log:
+        sample = json.loads(log.read("samples/salt/one_epoch_1.json"))
+    assert sample["messages"][0]["tool_calls"][0]["arguments"] == {"arguments": arguments}
 
 
 def test_compare(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

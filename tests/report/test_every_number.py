@@ -78,12 +78,17 @@ def quantile(freedom: int) -> float:
     return low
 
 
-def estimated(figures: list[float]) -> dict[str, Any]:
-    """A mean over tasks with its error and interval: by the equation that Wilson's formula solves."""
+def estimated(figures: list[float], at_most: float = math.inf) -> dict[str, Any]:
+    """A mean over tasks with its error and interval: by the equation that Wilson's formula solves.
+
+    ``at_most``: how many observations of 0 or 1 are as exact as all trials, were these independent.
+    """
     values = np.array(figures)
     mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
-    # Each task is one observation where every one is at the same end; else as many as give this error.
-    observations = len(values) if mean in (0, 1) else mean * (1 - mean) / error**2 if error else math.inf
+    # As many as give this error; each task is one observation where nothing differs.
+    observations = min(mean * (1 - mean) / error**2 if error > 1e-12 else math.inf, at_most)
+    if mean in (0, 1) or math.isinf(observations):
+        observations = len(values)
 
     def is_outside(p: float) -> bool:
         """Whether the mean is further from ``p`` than were to be expected, were ``p`` the truth."""
@@ -171,8 +176,10 @@ def check_scores(report: dict[str, Any], rows: Any) -> None:
     best = np.where(known, scores, 1.0).mean(axis=1).mean()
     assert report["average_score_bounds"] == pytest.approx([scores.mean(axis=1).mean(), best])
     statistics = report["statistics"]
-    assert statistics["average_score"] == pytest.approx(estimated(list(scores.mean(axis=1))), abs=1e-9)
-    assert statistics["success_rate"] == pytest.approx(estimated(list(well.mean(axis=1))), abs=1e-9)
+    average = scores.mean()
+    at_most = scores.size * average * (1 - average) / scores.var()
+    assert statistics["average_score"] == pytest.approx(estimated(list(scores.mean(axis=1)), at_most), abs=1e-9)
+    assert statistics["success_rate"] == pytest.approx(estimated(list(well.mean(axis=1)), well.size), abs=1e-9)
 
 
 def check_draws(report: dict[str, Any], rows: Any) -> None:
@@ -182,7 +189,8 @@ def check_draws(report: dict[str, Any], rows: Any) -> None:
             best = [drawn([well or not graded for _, well, graded in task], k, judge) for task in rows.values()]
             assert report[name][str(k)] == pytest.approx(np.mean(worst))
             assert report[f"{name}_bounds"][str(k)] == pytest.approx([np.mean(worst), np.mean(best)])
-            assert report["statistics"][name][str(k)] == pytest.approx(estimated(worst), abs=1e-9), (name, k)
+            wanted = estimated(worst, sum(map(len, rows.values())))
+            assert report["statistics"][name][str(k)] == pytest.approx(wanted, abs=1e-9), (name, k)
 
 
 def check_resources(report: dict[str, Any], result: BenchmarkResult) -> None:

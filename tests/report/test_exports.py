@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+import zipfile
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from corral.agents.llm.messages import tokens
 from corral.cli import main as pool_command
 from corral.errors import ConfigError
 from corral.report import BenchmarkResult
@@ -192,6 +194,36 @@ def test_the_trace_has_a_thread_for_each_lane_and_nested_slices() -> None:
 
 
 # --- Inspect AI ---
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        # Corral's own agents: 1000 read in all, 600 of them from the cache and 100 into it.
+        (tokens(input=1000, output=50, cached=600, cache_write=100), (300, 50, 1050, 600, 100)),
+        (tokens(input=1000, output=50), (1000, 50, 1050, 0, 0)),
+        # Anthropic's: what was read from the cache or into it is beside the input.
+        (
+            {"input_tokens": 300, "output_tokens": 50, "cache_read_input_tokens": 600,
+             "cache_creation_input_tokens": 100},
+            (300, 50, 1050, 600, 100),
+        ),
+        ({"prompt_tokens": 100, "completion_tokens": 10}, (100, 10, 110, 0, 0)),
+        ({"cached_input_tokens": 5}, (0, 0, 5, 5, 0)),
+        ({"cost_usd": 0.5}, (0, 0, 0, 0, 0)),
+    ],
+)  # fmt: skip
+def test_inspect_counts_cached_tokens_beside_the_input(
+    usage: dict[str, float], counts: tuple[int, ...], tmp_path: Path
+) -> None:
+    names = "input_tokens", "output_tokens", "total_tokens", "input_tokens_cache_read", "input_tokens_cache_write"
+    trials = [graded("a", index, token_usage=usage) for index in range(2)]
+    path = BenchmarkResult.collect("s", ["a"], trials, model="demo/one").export(tmp_path / "s.eval")
+    with zipfile.ZipFile(path) as log:
+        sample, header = (json.loads(log.read(name)) for name in ("samples/a_epoch_1.json", "header.json"))
+    assert sample["model_usage"] == {"demo/one": dict(zip(names, counts, strict=True))}
+    assert header["stats"]["model_usage"]["demo/one"] == {n: 2 * c for n, c in zip(names, counts, strict=True)}
+
 
 READ = """
 import json, sys

@@ -304,3 +304,16 @@ class TestStable:
         path.write_text("[]")
         with pytest.raises(ValueError, match="a report is a JSON object"):
             stable(path)
+        path.write_text("[" * 100_000)
+        with pytest.raises(ValueError, match="a report is a JSON object"):
+            stable(path)
+
+    @pytest.mark.parametrize("depth", [150, 600])
+    def test_a_file_is_equal_to_its_result_however_deeply_an_answer_is_nested(self, depth: int, tmp_path: Path) -> None:
+        answer: Any = "salt"
+        for _ in range(depth):
+            answer = {"of": answer}
+        result = BenchmarkResult.collect("s", ["a"], [graded("a", 0, state={"submitted_answer": answer})])
+        path = result.generate_report(tmp_path / "report.json")
+        assert '{"of":' * depth in path.read_text("utf-8")
+        assert stable(path) == stable(result)

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_nothing_that_a_model_wrote_can_end_its_script_element(tmp_path: Path) -
     found = {name: json.loads(data) for name, data in blocks}
     assert found["t0-2"]["answer"] == HOSTILE
     assert HOSTILE in found["t1-0"]["attempts"][1]["output"]
+
+
+@pytest.mark.parametrize("name", ["$details", "costs $data and $js", "$css", "$title $$ ${js}"])
+def test_a_run_may_have_any_name(name: str, tmp_path: Path) -> None:
+    text = replace(everything(), run_name=name).export(tmp_path / "night.html").read_text("utf-8")
+    assert f"<title>{name} | Corral</title>" in text
+    blocks = re.findall(r'<script type="application/json" id="([^"]+)">(.*?)</script>', text, re.DOTALL)
+    assert len(blocks) == 10
+    assert json.loads(dict(blocks)["data"])["run_name"] == name
+
+
+def test_a_run_may_be_named_by_bytes_that_are_no_text(tmp_path: Path) -> None:
+    """As an argument of the command is that is not UTF-8."""
+    text = replace(everything(), run_name="night \udcff").export(tmp_path / "night.html").read_text("utf-8")
+    assert r"<title>night \udcff | Corral</title>" in text
 
 
 def test_a_large_session_keeps_the_details_of_its_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

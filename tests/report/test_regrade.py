@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import threading
@@ -228,3 +229,20 @@ def test_a_task_of_a_chain_gets_its_parents_output(tmp_path: Path) -> None:
     assert first.coverage.complete, first.first_cause()
     after = regrade(open_session(tmp_path / "first"), lambda: build(0.5), tmp_path / "second")
     assert [task.scores for task in after.task_results.values()] == [[0.25], [0.25]]
+
+
+def test_an_answer_beyond_all_numbers_is_kept_and_scored_again(tmp_path: Path) -> None:
+    def build(least: float) -> Mapping[str, Environment]:
+        def score(answer: Any, **_: Any) -> float:
+            return float(float(answer) > least)
+
+        return build_environments([TaskDefinition("large", "say a large number", [], score, "a number")])
+
+    runner = CorralRunner(
+        build(math.inf), agent_factory=lambda context: ScriptedAgent(lambda lab, prompt: "1e999"),
+        checkpoint_dir=tmp_path,
+    )  # fmt: skip
+    before = runner.bench(session_id="first", seed=1)
+    assert (before.average_score(), before.trials[0].state["submitted_answer"]) == (0.0, "1e999")
+    after = regrade(open_session(tmp_path / "first"), lambda: build(1e300), tmp_path / "second")
+    assert after.average_score() == 1.0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from corral.report.transcript import Call, Turn, turns
+from corral.report.transcript import Call, Turn, as_json, as_text, turns
 
 
 def test_openai_messages() -> None:
@@ -67,3 +68,34 @@ def test_what_is_not_known_is_shown_as_it_is(message: Any, text: str) -> None:
 def test_arguments_that_are_no_json_are_kept() -> None:
     (turn,) = turns([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{broken"}}, "odd"]}])
     assert turn.calls == (Call("f", {"arguments": "{broken"}), Call("?", {}))
+
+
+@pytest.mark.parametrize("ending", ["", "1" + "}" * 100_000])
+def test_arguments_that_are_nested_too_deeply_to_be_read_are_kept(ending: str) -> None:
+    arguments = '{"a":' * 100_000 + ending
+    (turn,) = turns([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}])
+    assert turn.calls == (Call("f", {"arguments": arguments}),)
+
+
+def test_arguments_that_can_be_read_but_not_written_are_cut() -> None:
+    """Python reads more levels in one place than it writes in another."""
+    value: Any = 1
+    for _ in range(100_000):
+        value = {"a": value}
+    for written in (as_json(value), as_text(value)):
+        assert "<nested too deeply>" in written
+        assert json.loads(written).keys() == {"a"}
+
+
+def test_what_is_no_text_in_a_result_is_shown_as_it_is() -> None:
+    inner: Any = {"type": "tool_result", "content": [{"type": "text", "text": "2 g"}]}
+    (turn,) = turns([{"role": "user", "content": [{"type": "tool_result", "content": ["so:", inner, None]}]}])
+    assert turn.text == "so:\n" + as_text(inner)
+
+
+def test_results_within_results_are_cut_where_they_cannot_be_followed() -> None:
+    content: Any = "2 g"
+    for _ in range(2_500):
+        content = [{"type": "tool_result", "content": content}]
+    (turn,) = turns([{"role": "user", "content": content}])
+    assert "<nested too deeply>" in turn.text
