@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from corral.environment import Environment, given_to
+from corral.environment import Environment, check_complete, given_to
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ScoringError, TrialError
 from corral.forks import OnlyHere
 from corral.tools import Tool
@@ -49,6 +49,7 @@ def _checked(environments: Any) -> Mapping[str, Environment]:
             raise ConfigError(f"environments must map text ids to Environments; {shown(task_id)} is mapped to {what}")
         if env.task_id != task_id:
             raise ConfigError(f"the environment under {task_id!r} has the task id {env.task_id!r}")
+        check_complete(env)
         tools: Any = env.get_tools()
         if not isinstance(tools, Mapping) or not all(isinstance(each, Tool) for each in tools.values()):
             raise ConfigError(f"get_tools of task {task_id!r} must give tools by their names, not {shown(tools)}")

@@ -410,7 +410,10 @@ class Environment(metaclass=_EnvironmentMeta):
 
     def _definition(self, method: str) -> TaskDefinition:
         if self.definition is None:
-            raise ConfigError(f"{type(self).__name__} has no {method}() of its own and no TaskDefinition: give it one")
+            raise ConfigError(
+                f"task {self.task_id!r}: {type(self).__name__} has no {method}() of its own and no TaskDefinition: "
+                "give it one"
+            )
         return self.definition
 
     def _collect(self) -> dict[str, Tool]:
@@ -433,6 +436,13 @@ class Environment(metaclass=_EnvironmentMeta):
     def _refuse_twice(self, name: str, others: Mapping[str, Any]) -> None:
         if name in others:
             raise ConfigError(f"{type(self).__name__}({self.task_id!r}) has two tools named {name!r}")
+
+
+def check_complete(env: Environment) -> None:
+    """ConfigError where nothing says what the task is, or how it is scored."""
+    for method in ("get_task_prompt", "score"):
+        if getattr(type(env), method) is getattr(Environment, method) and method not in env.__dict__:
+            env._definition(method)
 
 
 def given_to(env: Environment) -> tuple[Any, ...]:

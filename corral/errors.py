@@ -391,8 +391,11 @@ class SerializationError(TrialError):
     @classmethod
     def of_value(cls, where: str, value: object, reason: str = "") -> Self:
         """``value``, from ``where``, cannot be sent."""
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        return cls(f"{where} gave a {kind}, which cannot be sent as data" + (f": {reason}" if reason else ""))
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        why = reason or "return numbers, text, lists, dicts or arrays made of it"
+        if isinstance(value, complex):
+            why = "return its real and imaginary part, as [x.real, x.imag]"
+        return cls(f"{where} gave a value of type {kind}, which cannot be sent as data: {why}")
 
 
 class InfrastructureError(TrialError):

@@ -192,10 +192,7 @@ class _Lock:
         try:
             self._lock.acquire(timeout=LOOK_PATIENCE)
         except Timeout:
-            raise JournalError(
-                f"the session in {directory} is in use by another run ({self._who()}): wait for that run or stop it, "
-                "or start a session under another id"
-            ) from None
+            raise JournalError(f"the session in {directory} is in use by {self._who()}") from None
         except OSError as error:
             raise JournalError(f"cannot lock {directory}: {error.strerror}") from error
         # The note only serves the other's message: a full disk must not stop the run here.
@@ -203,11 +200,20 @@ class _Lock:
             self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), "utf-8")
 
     def _who(self) -> str:
+        """Who has it, and what to do."""
+        otherwise = "or start a session under another id"
         try:
             note = json.loads(self._holder.read_text("utf-8"))
-            return f"pid {note['pid']} on host {note['host']}"
+            pid, host = note["pid"], note["host"]
         except (OSError, ValueError, LookupError, TypeError):
-            return "which has left no note of who it is"
+            return f"another run, which has left no note of who it is: wait for that run or stop it, {otherwise}"
+        if (pid, host) == (os.getpid(), socket.gethostname()):
+            return (
+                f"a run of this very process (pid {pid}) that has not ended: it runs beside this one, or was "
+                "interrupted while it was awaited, and goes on whenever the event loop does; await it or cancel it, "
+                f"{otherwise}"
+            )
+        return f"another run (pid {pid} on host {host}): wait for that run or stop it, {otherwise}"
 
     def release(self) -> None:
         if self._lock.is_locked:

@@ -96,10 +96,10 @@ def deep() -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (object(), "builtins.object"),
+        (object(), "object"),
         (threading.Lock(), "_thread.lock"),
         (ValueError("x"), "ValueError.*it is no data"),
-        (ValueError, "builtins.type.*it is no data"),
+        (ValueError, "type.*it is no data"),
         ((i for i in range(2)), "generator"),
         (lambda: 1, "function"),
         (1j, "complex"),
@@ -118,6 +118,11 @@ def test_what_is_no_data_is_refused_by_place_and_type(value: Any, text: str) -> 
 def test_one_value_in_two_places_is_no_cycle() -> None:
     shared = [1]
     assert to_data([shared, shared], "here") == [[1], [1]]
+
+
+def test_what_to_do_with_what_is_no_data_is_said() -> None:
+    with pytest.raises(SerializationError, match=r"here gave a value of type complex, .* as \[x.real, x.imag\]"):
+        to_data({"z": 1 + 2j}, "here")
 
 
 def test_numpy() -> None:

@@ -173,7 +173,9 @@ def test_sentences_that_help() -> None:
     assert "\n  - model was 'a'\n  - seed is 3\n" in str(mismatch)
     record = ErrorRecord("ImportError", "no module x")
     assert str(EnvStartError.because("loading", record)) == "loading failed: ImportError: no module x"
-    assert "builtins.object, which cannot be sent as data" in str(SerializationError.of_value("tool x", object()))
+    assert "a value of type object, which cannot be sent as data: return numbers, text" in str(
+        SerializationError.of_value("tool x", object())
+    )
 
 
 def test_an_error_tells_the_last_line_of_the_user_s_code_that_it_went_through() -> None:

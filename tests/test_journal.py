@@ -386,7 +386,9 @@ def test_a_second_run_is_told_who_has_the_session(journal: Journal, folder: Path
     assert done.returncode == 1
     assert f"is in use by another run (pid {os.getpid()} on host " in done.stderr
     for attempt in (lambda: Journal.open_existing(folder), lambda: Journal.create(folder, HEADER)):
-        with pytest.raises(JournalError, match="is in use by another run"):
+        with pytest.raises(
+            JournalError, match=f"is in use by a run of this very process .pid {os.getpid()}.*await it or cancel"
+        ):
             attempt()
     assert (folder / "journal.jsonl").read_bytes() == before
     (folder / "journal.holder").unlink()

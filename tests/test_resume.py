@@ -367,7 +367,7 @@ async def test_a_cancelled_run_keeps_what_was_finished_and_leaves_no_process(poo
 
 def test_two_runs_of_one_session_at_once(tmp_path: Path) -> None:
     def policy(lab: Any, prompt: str) -> Any:
-        with pytest.raises(JournalError, match="is in use by another run"):
+        with pytest.raises(JournalError, match="is in use by a run of this very process"):
             bench(benches(a="thread"), answer, tmp_path, session_id="s")
         return 1
 

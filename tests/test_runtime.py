@@ -695,6 +695,13 @@ def test_describe() -> None:
     assert len(info["a"].digest) == 16
 
 
+class Asked(Environment):
+    """Nobody says how it is scored."""
+
+    def get_task_prompt(self) -> str:
+        return "p"
+
+
 def test_the_digest_tells_another_task_from_the_same() -> None:
     def digest(env: Environment) -> str:
         return describe({env.task_id: env})[env.task_id].digest
@@ -712,6 +719,8 @@ def test_the_digest_tells_another_task_from_the_same() -> None:
     ("given", "text"),
     [
         ([Lab("a")], "must be a mapping"),
+        ({"t": Environment("t")}, r"task 't': Environment has no get_task_prompt\(\) of its own and no TaskDefinition"),
+        ({"t": Asked("t")}, r"task 't': Asked has no score\(\) of its own and no TaskDefinition: give it one"),
         ({1: Lab("a")}, "must map text ids"),
         ({"a": 1}, "'a' is mapped to a int"),
         ({"b": Lab("a")}, "under 'b' has the task id 'a'"),

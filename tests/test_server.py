@@ -429,7 +429,7 @@ def test_time_limits_and_typed_errors() -> None:
                 router.create_trial("a", tool_jobs_per_trial=0)
             bound = router.for_trial(router.create_trial("a", trial_index=4)["trial_runtime_id"], "a")
             with pytest.raises(
-                SubmissionError, match="the answer to a#4 cannot be accepted: the answer gave a builtins"
+                SubmissionError, match="the answer to a#4 cannot be accepted: the answer gave a value of type object"
             ):
                 bound.submit_answer("a", object())
         assert server.stop() == 0
