@@ -148,6 +148,9 @@ def _summary_lines(result: BenchmarkResult) -> Iterator[RenderableType]:
     yield table
     if not coverage.complete and coverage.planned:
         note = "A trial that was not graded counts as 0; in brackets, what the figure could have been."
+        scores = [trial.score for trial in result.trials if trial.graded]
+        if scores and (min(scores) < 0 or max(scores) > 1):
+            note += f" They take a score for 0 to 1, and here are some from {min(scores):g} to {max(scores):g}."
         yield Padding(Text(note, style="dim"), (1, 0, 0, 0))
 
 

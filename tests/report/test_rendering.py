@@ -68,6 +68,16 @@ def test_an_incomplete_run_says_so_with_bounds_and_the_first_cause() -> None:
     assert "no graded trial: infrastructure 1" in text
 
 
+@pytest.mark.parametrize(("score", "told"), [(1.0, False), (0.0, False), (7.5, True), (-1.0, True)])
+def test_scores_beyond_what_the_bounds_take_them_for_are_told(score: float, told: bool) -> None:
+    text = plain_rendered(
+        BenchmarkResult.collect(
+            "s", ["a", "b"], [graded("a", 0, score), lost("b", 0, FailureKind.INFRASTRUCTURE, "401: wrong key")]
+        )
+    )
+    assert (f"here are some from {score:g} to {score:g}." in " ".join(text.split())) == told
+
+
 def test_why_trials_are_graded_with_0_that_gave_no_answer() -> None:
     def ended(index: int, status: str | None, message: str | None, **more: Any) -> TaskTrialResult:
         return TaskTrialResult("a", index, error_message=message, agent_status=status, **more)
