@@ -128,9 +128,13 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_NOT_GRADED
     except (KeyboardInterrupt, _Interrupted) as stopped:
         number = stop.signal or signal.Signals(getattr(stopped, "number", signal.SIGINT))
-        kept = f"; what was finished is kept. The same command with --session {order.session} goes on." if order else ""
-        say(f"stopped by {number.name}{kept}")
+        say(_stopped(number, order))
         return 128 + number
+
+
+def _stopped(number: signal.Signals, order: _Order | None) -> str:
+    kept = f"; what was finished is kept. The same command with --session {order.session} goes on." if order else ""
+    return f"stopped by {number.name}{kept}"
 
 
 def _order(options: argparse.Namespace) -> _Order:
@@ -250,12 +254,14 @@ class _Stop:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
 
-    async def watch(self, scope: anyio.CancelScope, *, task_status: TaskStatus[None]) -> None:
+    async def watch(self, scope: anyio.CancelScope, order: _Order, *, task_status: TaskStatus[None]) -> None:
         """Until cancelled. Once it has started, no signal breaks into a line of the run."""
         with anyio.open_signal_receiver(*stopping_signals()) as signals:
             task_status.started()
             async for number in signals:
                 if self.signal is not None:
+                    say(_stopped(self.signal, order))
+                    sys.stderr.flush()
                     os._exit(128 + number)
                 self.signal = signal.Signals(number)
                 scope.cancel()
@@ -266,7 +272,7 @@ async def _run(order: _Order, stop: _Stop) -> int:
     with unwrapped():
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as run:  # the watch goes on while the run is taken down: a second signal counts
-                await tasks.start(stop.watch, run)
+                await tasks.start(stop.watch, run, order)
                 status = await _bench(order)
             tasks.cancel_scope.cancel()
     if stop.signal is not None:

@@ -458,8 +458,9 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     children = [child.pid for child in psutil.Process(run.pid).children(recursive=True)]
     run.send_signal(signal.SIGINT)
     run.send_signal(signal.SIGINT)
-    run.communicate(timeout=20)
+    _, told = run.communicate(timeout=20)
     assert run.returncode == 130
+    assert "what was finished is kept. The same command with --session s goes on." in told.splitlines()[-1]
     assert remain(children) == []
 
 

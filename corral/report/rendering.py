@@ -101,14 +101,16 @@ def _tasks_table(result: BenchmarkResult) -> Table:
             f"{task.graded} of {task.n}",
             figure(task.average_score) if task.graded else "-",
             str(task.successes),
-            _failures(task),
+            _failures(task, running=bool(result.running)),
         )
     return table
 
 
-def _failures(task: TaskTrialResults) -> Text:
-    found = kinds(task.failures)
-    if not task.graded and task.n:
+def _failures(task: TaskTrialResults, *, running: bool) -> Text:
+    failures = dict(task.failures)
+    to_come = failures.pop(_TO_COME, 0) if running else 0
+    found = ", ".join(filter(None, [kinds(failures), f"to come {to_come}" if to_come else ""]))
+    if not task.graded and task.n and not to_come:
         return Text(f"no graded trial: {found}", style="red")
     return Text(found, style="yellow")
 

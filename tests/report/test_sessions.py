@@ -99,6 +99,8 @@ def test_a_session_that_is_read_while_its_run_goes_on_says_so(tmp_path: Path) ->
     assert during.coverage == after.coverage
     assert f"{len(calm)} of 9 graded; the run goes on, {to_come} are to come" in str(during)
     assert "first cause" not in str(during)
+    assert "cancelled" not in str(during)
+    assert "to come " in str(during)
     assert during.first_cause() == "none yet: the run goes on"
     assert f"cancelled {to_come}" in str(after)
     assert after.first_cause() == "the run was stopped before every trial had ended"
