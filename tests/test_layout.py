@@ -73,9 +73,11 @@ BRIDGE = "pool.entry"
 
 ONLY = {
     "envs.*": {"envs.*", "environment", "tools", "tasks", "types", "data", "errors"},
-    "agents.*": {"agents.*", "call_history", "credentials", "routers", "tools", "types", "errors", "data", "threads"},
+    "agents.*": {
+        "agents.*", "call_history", "credentials", "routers", "tools", "types", "errors", "data", "scratch", "threads",
+    },
     "envs.wetlab.agents": {"envs.*", "agents.*", "types", "errors"},
-}
+}  # fmt: skip
 """Packages that may import nothing of Corral but this. The closest entry counts: an environment's scripted expert is
 an agent."""
 

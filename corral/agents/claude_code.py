@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import aclosing, nullcontext
 from pathlib import Path
@@ -28,6 +27,7 @@ from corral.agents.llm.messages import prompt_messages, text_of
 from corral.agents.mcp_endpoint import serving_tools
 from corral.credentials import secret
 from corral.errors import ConfigError, InfrastructureError
+from corral.scratch import named_folder
 from corral.types import check_count, check_seconds
 
 SERVER = "corral"
@@ -85,8 +85,7 @@ class ClaudeCodeAgent(BaseAgent):
         url = getattr(interface, "mcp_url", None)
         async with nullcontext(url) if url else serving_tools(interface, task_id) as address:
             # Named as Corral's scratch folders are: what a killed run leaves, keys included, the next one removes.
-            prefix = f"corral-{os.getpid()}-"
-            with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
+            with named_folder() as folder:
                 home, work = Path(folder), Path(folder, "work")
                 work.mkdir()
                 command = self._command(home, str(address), getattr(interface, "mcp_headers", None))

@@ -20,7 +20,7 @@ from corral.agents.claude_program import find_program
 from corral.agents.loopback import serving
 from corral.agents.testing import Call, Conversation, Fault, Faults, Script, ScriptedEndpoint, Turn, following, saying
 from corral.errors import ConfigError
-from corral.scratch import scratch_folder
+from corral.scratch import prefix_of, scratch_folder
 from tests.support.agent_envs import only_trial, weigher, weigher_at_once
 from tests.support.raw_http import free_port
 from tests.support.serving import serving as server
@@ -239,9 +239,9 @@ async def test_the_program_ends_with_a_run_that_is_killed(
     run.wait()
     _, alive = psutil.wait_procs(programs, timeout=5)
     assert not alive
-    assert list(left.glob(f"corral-{run.pid}-*"))  # nobody was there to remove them, and the next one does
+    assert list(left.glob(f"{prefix_of(run.pid)}*"))  # nobody was there to remove them, and the next one does
     with scratch_folder():
-        assert not list(left.glob(f"corral-{run.pid}-*"))
+        assert not list(left.glob(f"{prefix_of(run.pid)}*"))
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

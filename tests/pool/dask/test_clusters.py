@@ -27,6 +27,7 @@ from corral.errors import ConfigError, EnvStartError
 from corral.pool.dask.batch import CLASSES
 from corral.pool.dask.cluster import launched
 from corral.pool.dask.launch import BatchNodes, BatchSystem, Launch, LocalNodes, SSHNodes
+from corral.scratch import prefix_of
 from tests.support import batch_system, ssh
 from tests.support.pool_waiting import eventually, gone, lives, remain
 
@@ -103,8 +104,8 @@ async def test_a_node_that_died_comes_again_under_its_name_and_clears_away_what_
             return False
 
         await eventually_true(replaced)
-        left = list(tmp_path.glob(f"corral-{before['local-1']}-*"))
-        kept = list(tmp_path.glob(f"corral-{before['local-0']}-*"))
+        left = list(tmp_path.glob(f"{prefix_of(before['local-1'])}*"))
+        kept = list(tmp_path.glob(f"{prefix_of(before['local-0'])}*"))
         assert (len(left), len(kept)) == (0, 1)
 
 
