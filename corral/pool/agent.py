@@ -35,6 +35,7 @@ from corral.pool.main_script import MainScript, taken_from_corral
 from corral.pool.memory import MemoryWatch
 from corral.pool.messages import HostSpec, Loaded
 from corral.pool.nursery import Fork, Nursery
+from corral.pool.slot_logs import SlotLogs
 from corral.pool.trial_handle import TrialProcess
 from corral.pool.worker import Worker
 from corral.scratch import scratch_folder
@@ -87,6 +88,9 @@ class Agent:
             stack.enter_context(_quiet_reaper())
             self._folder = Path(stack.enter_context(scratch_folder()))
             self._listener = await stack.enter_async_context(open_listener(self._folder))
+            kept = self._settings.log_dir
+            self._logs = SlotLogs(self._folder if kept is None else Path(kept))
+            stack.callback(self._logs.close)
             self._limiter = anyio.CapacityLimiter(math.inf)
             self._starts = anyio.CapacityLimiter(available_cpus())
             self._exits = Exits(max(1, available_cpus() - 1))  # one is the supervisor's
@@ -147,15 +151,19 @@ class Agent:
 
     async def _spawn(self, slot: int, patience: float, node: str | None = None) -> Worker:
         visitor = self._listener.expect()
-        try:
-            place = self._place(slot, visitor.ticket)
-            interpreter = await self._interpreter_for(place)
-            worker = Worker(place, visitor, self._listener, interpreter, self._exits, node)
-            await worker.spawn(self._tasks, patience)
-        except OSError as error:  # the folder was removed, or its disk is full
-            raise EnvStartError.because("making a place for a worker", ErrorRecord.of(error)) from error
-        finally:
-            self._listener.forget(visitor)
+        with contextlib.ExitStack() as failed:
+            try:
+                place = self._place(slot, visitor.ticket)
+                failed.callback(self._logs.give_back, slot)
+                interpreter = await self._interpreter_for(place)
+                worker = Worker(place, visitor, self._listener, interpreter, self._exits, node)
+                await worker.spawn(self._tasks, patience)
+            except OSError as error:  # the folder was removed, or its disk is full
+                raise EnvStartError.because("making a place for a worker", ErrorRecord.of(error)) from error
+            finally:
+                self._listener.forget(visitor)
+            failed.pop_all()
+        self.tell_when_gone(worker, lambda: self._logs.give_back(slot))  # first of all who wait for that
         return worker
 
     async def _fork_ahead(self, slot: int, ahead: _Ahead) -> None:
@@ -190,10 +198,9 @@ class Agent:
         work_root = self._folder / f"slot-{slot}"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         work_root.mkdir(exist_ok=True)
-        kept = self._settings.log_dir
-        logs = Path(kept) if kept is not None else self._folder
-        log_path = (logs / f"slot-{slot}.log").resolve()
-        return HostSpec(ticket, slot, str(work_root), str(log_path), kept is not None, self._settings.main)
+        log_path = self._logs.take(slot).resolve()
+        kept = self._settings.log_dir is not None
+        return HostSpec(ticket, slot, str(work_root), str(log_path), kept, self._settings.main)
 
     async def _interpreter_for(self, spec: HostSpec) -> Interpreter | Fork:
         """What the worker of ``spec`` is to live in. EnvStartError once the agent is closing."""

@@ -90,7 +90,8 @@ class WorkerPoolConfig:
     """How fresh process state is made: ``"fork"`` from a loaded, clean worker, ``"spawn"`` of a new interpreter (one is
     kept warm), or ``"auto"``: fork where that is sound (Linux, and loading left one thread), else spawn."""
     log_dir: str | os.PathLike[str] | None = None
-    """Where the workers' output is kept whole, a file per slot. None: its end only, for the run only."""
+    """Where the workers' output is kept whole: ``slot-0.log``, ``slot-1.log``, ... A run beside another one with the
+    same folder writes to ``slot-0.2.log``, ... None: the output's end only, for the run only."""
     backend: Backend = "local"
     """Where the workers run. ``"local"``: on this machine. ``"dask"``: on the nodes of a Dask cluster."""
     dask: DaskConfig | None = None
