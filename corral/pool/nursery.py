@@ -9,7 +9,8 @@ Guarantees
     * What is left running of a worker that somebody kills, daemons of its trials included, is ended.
     * Workers need the nursery only until they have loaded: then they live on without it. When it is gone, those that
       were loading are replaced, and the next one that is needed has another nursery made.
-    * Where there can be none (no fork, a thread in it, MAX_LOSSES in a row), workers are interpreters of their own.
+    * Where there can be none (no fork, no FIFO, a thread in it, MAX_LOSSES in a row), workers are interpreters of their
+      own.
     * It holds a lifeline to the supervisor, and so do its forks: a FIFO whose other end nobody else holds. When the
       supervisor is gone it ends its workers that do not end by themselves.
 """
@@ -85,15 +86,14 @@ class Nursery:
     @contextlib.contextmanager
     def lifeline(self) -> Iterator[None]:
         """Hold the end of the lifeline that only the supervisor has."""
-        if self._losses >= MAX_LOSSES:
+        with contextlib.ExitStack() as stack:
+            if self._losses < MAX_LOSSES:
+                try:
+                    os.mkfifo(self._lifeline, 0o600)
+                    stack.callback(os.close, os.open(self._lifeline, os.O_RDWR | os.O_CLOEXEC))
+                except OSError:  # the folder's file system has no FIFOs, as those of other systems and of some networks
+                    self._losses = MAX_LOSSES
             yield
-            return
-        os.mkfifo(self._lifeline, 0o600)
-        held = os.open(self._lifeline, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            yield
-        finally:
-            os.close(held)
 
     @property
     def _lifeline(self) -> str:
