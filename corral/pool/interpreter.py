@@ -31,14 +31,20 @@ from anyio import CapacityLimiter, to_process
 from anyio.abc import Process
 
 from corral.pool.entry import enter
+from corral.pool.main_script import places_of_modules
 from corral.pool.messages import HostSpec
 from corral.pool.worker_environment import worker_environment
 
 
 class _NoMainScript:
-    """``sys`` as anyio's function sees it: with a main module that came from no file."""
+    """``sys`` as anyio's function sees it: with a main module that came from no file, and a path that can be sent."""
 
     modules = {"__main__": ModuleType("__main__")}  # noqa: RUF012 - never changed
+
+    @property
+    def path(self) -> list[str]:
+        """As far as the other interpreter needs it."""
+        return places_of_modules()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys, name)

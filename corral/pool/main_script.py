@@ -44,6 +44,12 @@ class MainScript:
         return cls(os.path.abspath(path), None if name == "__main__" else name, tuple(map(str, sys.argv[1:])))
 
 
+def places_of_modules() -> list[str]:
+    """``sys.path`` without what is no text: Python passes over that, and others may be unable to read it."""
+    places: list[object] = [*sys.path]
+    return [place for place in places if isinstance(place, str)]
+
+
 def taken_from_corral(script: MainScript) -> set[str]:
     """The modules of Corral's from which a script takes something at its top, as it will wherever it is imported.
 

@@ -24,7 +24,7 @@ from corral.environment import Environment
 from corral.errors import ErrorRecord, describe_exit
 from corral.pool import guards, rehearsal
 from corral.pool.link import Link
-from corral.pool.main_script import MainScript
+from corral.pool.main_script import MainScript, places_of_modules
 from corral.pool.messages import HostSpec, Load, Loaded, LoadFailed, StartProcess
 from corral.pool.trial_process import EXIT_BROKEN, TrialServer, load_failed, run, try_main
 from corral.runtime import describe, load
@@ -97,7 +97,7 @@ def start_spare(spec: HostSpec, load: Load) -> Spare:
         # As JSON, for the script may have put into sys.argv what no command line can hold.
         main = json.dumps(spec.main and astuple(spec.main))
         parts = [main[at : at + LONGEST] for at in range(0, len(main), LONGEST)]
-        told = [*command, json.dumps(sys.path), *parts]
+        told = [*command, json.dumps(places_of_modules()), *parts]
         process = subprocess.Popen(told, pass_fds=[number], stdin=subprocess.DEVNULL, process_group=0)
     process.returncode = 0  # waited for by pid, like a fork: the object need not
     return Spare(process.pid, ours, load)

@@ -158,6 +158,27 @@ async def test_a_library_with_a_thread_is_not_forked() -> None:
         assert await once(workers, "result = len(stained)") == 0
 
 
+class NoPlace:
+    """What ``sys.path`` may hold, as Python passes over all but text, and what no other interpreter can be sent."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle")
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("with_nursery", [True, False])
+async def test_what_is_no_text_in_the_path_is_passed_over(
+    with_nursery: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not with_nursery:
+        monkeypatch.setattr(nursery, "MAX_LOSSES", 0)
+    expected = [*sys.path, str(tmp_path / "last")]
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, NoPlace(), str(tmp_path / "last")])
+    async with pool(pool_envs.build_with_thread) as workers:  # a new interpreter for each trial
+        places = await once(workers, "import sys; result = list(map(repr, sys.path))")
+    assert places == list(map(repr, expected))
+
+
 async def test_files_that_loading_leaves_open_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "kept.log"
     monkeypatch.setenv("CORRAL_TEST_FILE", str(path))

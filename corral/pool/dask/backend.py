@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import secrets
-import sys
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ from corral.pool.dask.messages import (
     unpack_answer,
 )
 from corral.pool.dask.remote import RemoteWorker
+from corral.pool.main_script import places_of_modules
 from corral.pool.starts import NodeLost
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class DaskBackend:
 def _own_path() -> tuple[str, ...]:
     """Where this process finds modules, without what belongs to its interpreter: another one has its own."""
     own = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    found = (os.path.abspath(place) for place in sys.path)
+    found = (os.path.abspath(place) for place in places_of_modules())
     return tuple(
         place for place in found if os.path.isdir(place) and not any(_is_below(place, folder) for folder in own)
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from corral.errors import ConfigError
 from corral.pool import Certificates, DaskConfig, LocalNodes, WorkerPoolConfig
+from corral.pool.dask import backend
 from corral.pool.dask.messages import Greeting
 from corral.pool.options import add_backend_options, backend_settings
 
@@ -84,3 +87,13 @@ def test_a_greeting_of_a_later_version_can_be_read() -> None:
     greeting = Greeting("f00", 7, "host", 4, "3.14.1", "9.0", "4.0")
     line = greeting.to_line().replace(b"{", b'{"more": 1, ', 1)
     assert Greeting.from_line(line) == greeting
+
+
+def test_nodes_are_told_the_places_of_modules_that_python_looks_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at, passed_over = tmp_path / "looked-at", tmp_path / "passed-over"
+    looked_at.mkdir()
+    passed_over.mkdir()
+    monkeypatch.setattr(sys, "path", [passed_over, str(looked_at), 7, os.fsencode(passed_over)])
+    assert backend._own_path() == (str(looked_at),)
