@@ -81,7 +81,8 @@ class WorkerPoolConfig:
     start_timeout: float = 60.0
     """Seconds that a worker may take from its spawn until its environments are loaded."""
     memory_limit: int | str | None = None
-    """Bytes, or text such as ``"2GiB"``, that a trial process and all its children may use together."""
+    """Bytes, or text such as ``"2GiB"``, that a trial process and all its children may use together: resident memory.
+    On Linux what they share counts once, elsewhere for each of them."""
     max_trials_per_worker: int | None = None
     """Trials after which a worker is replaced by a new one."""
     reuse: Reuse = "trial"

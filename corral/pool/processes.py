@@ -95,19 +95,43 @@ def signal_all(processes: list[psutil.Process], number: int) -> None:
 
 
 def tree_rss(pid: int) -> int:
-    """Resident memory (bytes) of a process and all below it; 0 if it is gone."""
+    """Resident memory (bytes) of a process and all below it; 0 if it is gone. Pages that they share count for each."""
+    return sum(tree_sizes(pid))
+
+
+def tree_sizes(pid: int) -> list[int]:
+    """Resident memory (bytes) of a process and of each below it; none if it is gone."""
+    return [size for process in _tree(pid) if (size := _rss(process))]
+
+
+def tree_shares(pid: int) -> int:
+    """What a process and all below it hold together (bytes): of pages that several share, each counts a part.
+
+    Where the system does not tell, a process counts with all that is resident. It walks through all their pages: some
+    15 ms for each GiB.
+    """
+    return sum(map(_share, _tree(pid)))
+
+
+def _tree(pid: int) -> list[psutil.Process]:
     try:
         root = psutil.Process(pid)
-        processes = [root, *root.children(recursive=True)]
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
     except psutil.Error:
         return 0
-    total = 0
-    for process in processes:
-        try:
-            total += process.memory_info().rss
-        except psutil.Error:
-            continue
-    return total
+
+
+def _share(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error, OSError):  # of another user: a program that changed it
+        return getattr(process.memory_full_info(), "pss", 0) or _rss(process)
+    return _rss(process)
 
 
 async def see_off(processes: list[psutil.Process]) -> None:
