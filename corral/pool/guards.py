@@ -5,7 +5,7 @@ Guarantees
       1 and 2 go to the worker's log, 0 is at end-of-file.
     * A terminal's signals do not reach a worker: it has a session of its own, its trial processes groups of their own.
     * A worker that is loading when its supervisor dies is killed, even if it holds the GIL: by the nursery that made
-      it, or else by its sentinel. Later it sees the end of its connection. A trial process dies with its worker.
+      it, or else by its sentinel. Later it sees the end of its lifeline. A trial process dies with its worker.
     * Native thread pools (OpenMP, BLAS) start with one thread, unless the user's environment says otherwise.
 Assumptions
     Linux for the parent-death signal and the subreaper; elsewhere a thread watches the parent's pid.
@@ -18,6 +18,7 @@ import ctypes
 import faulthandler
 import io
 import os
+import select
 import signal
 import sys
 import threading
@@ -27,6 +28,11 @@ from collections.abc import Iterator
 from corral.pool import printed
 
 LINUX = sys.platform == "linux"
+
+LIFELINE = select.POLLIN if LINUX else 0
+"""What to poll a lifeline for. The end of a process makes its descriptor readable; an end-of-file is always reported,
+and data in that pipe is not ours to read.
+"""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -126,21 +132,37 @@ def dying_with(parent: int) -> Iterator[None]:
         _prctl(_PR_SET_PDEATHSIG, 0)
 
 
-def is_at_end(lifeline: int, patience: float = 0.0) -> bool:
-    """Whether nobody holds the other end any more, or will in so many seconds."""
-    import select
+def lifeline(supervisor: int) -> int:
+    """A descriptor that tells when the process ``supervisor`` has ended, which started this one: see ``LIFELINE``.
 
+    On Linux it is one of that process. An end-of-file would not do: what the supervisor has forked, as
+    ``multiprocessing`` does and ``ProcessPoolExecutor``, holds the other end of all that the supervisor held, and may
+    live on. Elsewhere it is the pipe that anyio has put on descriptor 0.
+
+    To be made before the first connection to the supervisor. Then whoever sent what comes on that is the process that
+    is watched here, and no later one of the same pid.
+    """
+    if not LINUX:
+        return os.dup(0)
+    try:
+        return os.pidfd_open(supervisor)
+    except ProcessLookupError:
+        os._exit(1)
+
+
+def is_at_end(lifeline: int, patience: float = 0.0) -> bool:
+    """Whether the supervisor is gone, or will be in so many seconds."""
     poll = select.poll()
-    poll.register(lifeline, 0)  # an end-of-file is always reported; data is not ours to read
+    poll.register(lifeline, LIFELINE)
     return bool(poll.poll(patience * 1000))
 
 
 @contextlib.contextmanager
 def sentinel(lifeline: int) -> Iterator[None]:
-    """While the block runs, a forked sentinel kills this process as soon as ``lifeline`` is at end-of-file.
+    """While the block runs, a forked sentinel kills this process as soon as ``lifeline`` tells of the supervisor's end.
 
-    ``lifeline`` is a descriptor whose other end the supervisor alone holds. A thread would not do: code that holds the
-    GIL while it loads stops every thread of this process. Where there is no fork the block runs unguarded.
+    A thread would not do: code that holds the GIL while it loads stops every thread of this process. Where there is no
+    fork the block runs unguarded.
     """
     if not hasattr(os, "fork"):
         yield

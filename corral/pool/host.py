@@ -6,7 +6,7 @@ Purpose
 Guarantees
     * Every trial process that was started is reported ended exactly once, with its exit code or signal, its peak memory
       and CPU time; if it has served a lease, after all that it left behind has been killed.
-    * When the supervisor's end of the connection closes, everything that this worker started is killed.
+    * When the supervisor ends, or its end of the connection closes, everything that this worker started is killed.
     * Fork is used only while this process has one thread; else a new interpreter serves the lease.
 Assumptions
     One trial process serves at a time; others were made ahead, and wait. What is left behind, and what was printed, is
@@ -35,7 +35,7 @@ from corral.errors import EnvStartError, ProtocolError
 from corral.lean import dataclass
 from corral.pool import guards, leaving, printed, rehearsal, trial_process
 from corral.pool.inherited import close_inherited
-from corral.pool.link import Link
+from corral.pool.link import Link, WatchedLink
 from corral.pool.logs import tail
 from corral.pool.messages import (
     Finish,
@@ -58,15 +58,16 @@ from corral.types import FreshMode
 def host_main(spec: HostSpec) -> NoReturn:
     """The one call of a worker that is an interpreter of its own. It ends with the process, never by returning."""
     close_inherited()
-    lifeline, reply = os.dup(0), os.dup(1)  # anyio's pipes: closed, they would mean that this worker is dead
-    run_host(spec, lifeline, {lifeline, reply})
+    pipes = {os.dup(0), os.dup(1)}  # anyio's: closed, they would mean that this worker is dead
+    lifeline = guards.lifeline(spec.supervisor)
+    run_host(spec, lifeline, {lifeline, *pipes})
 
 
 def run_host(spec: HostSpec, lifeline: int, own: set[int], nursery: int | None = None) -> NoReturn:
     """Be a worker, to the end of this process.
 
-    ``lifeline`` is a descriptor that is at end-of-file once the supervisor is gone; ``own`` are all that trials must
-    not hold; ``nursery`` is the pid of the one that made this process, if one did.
+    ``lifeline`` is one of ``guards.lifeline``; ``own`` are all descriptors that trials must not hold; ``nursery`` is
+    the pid of the one that made this process, if one did.
     """
     status = 1
     try:
@@ -74,7 +75,7 @@ def run_host(spec: HostSpec, lifeline: int, own: set[int], nursery: int | None =
         guards.ignore_terminal_signals()
         guards.redirect_output(spec.log_path)
         guards.adopt_orphans()
-        Host(spec, Link.connect(spec.ticket), lifeline, own, nursery).run()
+        Host(spec, WatchedLink.to(spec.ticket, lifeline), lifeline, own, nursery).run()
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -103,7 +104,7 @@ class _Child:
 class Host:
     """A worker's state: its environments and its trial processes."""
 
-    def __init__(self, spec: HostSpec, link: Link, lifeline: int, own: set[int], nursery: int | None) -> None:
+    def __init__(self, spec: HostSpec, link: WatchedLink, lifeline: int, own: set[int], nursery: int | None) -> None:
         self._spec = spec
         self._link = link
         self._lifeline = lifeline
@@ -198,7 +199,7 @@ class Host:
         assert spare is not None
         poll = select.poll()
         poll.register(spare.fileno(), select.POLLIN)
-        poll.register(self._lifeline, 0)
+        poll.register(self._lifeline, guards.LIFELINE)
         if any(descriptor == self._lifeline for descriptor, _ in poll.poll()):
             raise ConnectionError("the supervisor is gone")
         if isinstance(answer := spare.answer(), Loaded):
@@ -223,11 +224,12 @@ class Host:
     def _step(self) -> bool:
         """Wait for something and deal with it; False when it is time to end."""
         poll = select.poll()
+        poll.register(self._lifeline, guards.LIFELINE)
         for descriptor in (self._link.fileno(), *self._children):
             poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll()}
         # Requests first: that a process serves was said before it could do anything, and so before its end.
-        goes_on = self._link.fileno() not in ready or self._take_requests()
+        goes_on = ready <= self._children.keys() or self._take_requests()
         for child in [child for watch, child in self._children.items() if watch in ready]:
             self._report_end(child)
         return goes_on

@@ -38,6 +38,8 @@ class HostSpec:
     log_path: str
     keep_log: bool
     """Whether the log is kept from trial to trial; else it holds the current trial's output only."""
+    supervisor: int
+    """The pid of the process that the worker is to end with."""
     main: MainScript | None = None
     """What it imports before it builds."""
 
@@ -48,8 +50,8 @@ class NurserySpec:
 
     ticket: Ticket
     log_path: str
-    lifeline: str
-    """A path that its forks hold open: its other end is the supervisor's."""
+    supervisor: int
+    """The pid of the process that it and its forks are to end with."""
     modules: tuple[str, ...] = ()
     """Of Corral's own, and of what it is made with: what its forks will load anyway."""
 

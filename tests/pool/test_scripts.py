@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.pool_scripts import Script
-from tests.support.pool_waiting import remain
+from tests.support.pool_waiting import lives, remain
 
 GUARDED = """
     async def main():
@@ -220,6 +221,62 @@ def test_a_killed_supervisor_takes_a_worker_with_it_that_loads_late(tmp_path: Pa
     process, pids = watch(script, lambda: script.wait_for(3))
     end(process, signal.SIGKILL)
     assert remain(pids) == []
+
+
+HELPED = """
+    NURSERY
+
+    HANG = "import os, time; open(os.environ['PIDS'] + '.there', 'w'); time.sleep(300)"
+
+    def build():
+        note()
+        LOAD
+        return {"a": Mine("a")}
+
+    async def fork_once_there():
+        "As ``multiprocessing`` does: a child holds whatever this process held, and lives on."
+        while not os.path.exists(os.environ["PIDS"] + ".there"):
+            await anyio.sleep(0.01)
+        if (helper := os.fork()) == 0:
+            time.sleep(300)
+            os._exit(0)
+        print(helper, flush=True)
+
+    async def main():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fork_once_there)
+            async with WorkerPool(build, WorkerPoolConfig(size=1, fresh=FRESH)) as pool:
+                async with pool.lease() as lease:
+                    await run(lease, START_CHILD + HANG)
+
+    if __name__ == "__main__":
+        anyio.run(main)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an end-of-file has to do")
+@pytest.mark.parametrize("fresh", ["fork", "spawn"])
+@pytest.mark.parametrize("load", ["", "exec(HANG)"], ids=["busy", "loading"])
+@pytest.mark.parametrize(
+    "nursery", ["", "import corral.pool.nursery; corral.pool.nursery.MAX_LOSSES = 0"], ids=["nursery", "no nursery"]
+)
+def test_a_killed_supervisor_takes_its_workers_with_it_though_a_fork_of_it_lives(
+    tmp_path: Path, nursery: str, load: str, fresh: str
+) -> None:
+    """No connection of theirs is at its end then: the fork holds the supervisor's end of each."""
+    script = Script(tmp_path, HELPED.replace("NURSERY", nursery).replace("LOAD", load).replace("FRESH", repr(fresh)))
+    process = script.start()
+    assert process.stdout is not None
+    helper = int(process.stdout.readline() or pytest.fail("it did not get there"))
+    try:
+        pids = sorted({*family(process.pid), *script.pids()} - {helper})
+        process.kill()
+        process.wait(10)
+        assert remain(pids) == []
+        assert lives(helper)
+    finally:
+        os.kill(helper, signal.SIGKILL)
+        process.communicate(timeout=10)
 
 
 def test_an_interrupted_supervisor_ends_its_workers_itself(tmp_path: Path) -> None:
