@@ -10,7 +10,7 @@ import os
 import select
 import socket
 
-from corral.pool.glance import CHUNK, Glance, here
+from corral.pool.glance import CHUNK, NO_SIGNAL, Glance, here
 from corral.pool.guards import LIFELINE
 from corral.pool.hello import Ticket
 from corral.pool.messages import Message
@@ -23,7 +23,7 @@ def _connected(ticket: Ticket) -> socket.socket:
     sock.connect(ticket.address)
     if family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(ticket.hello(os.getpid()))
+    sock.sendall(ticket.hello(os.getpid()), NO_SIGNAL)
     return sock
 
 
@@ -58,7 +58,7 @@ class Link:
     def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be; OSError if the other end is gone."""
         for part in encode(message, here()):
-            self._socket.sendall(part)
+            self._socket.sendall(part, NO_SIGNAL)
 
     def receive(self) -> Message | None:
         """Wait for the next message; None at the end of the connection."""

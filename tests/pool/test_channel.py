@@ -8,6 +8,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -363,6 +364,27 @@ def test_a_worker_reads_none_when_the_supervisor_is_gone() -> None:
     with pytest.raises(OSError, match="pipe"):
         link.send(Done(1))
     link.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "MSG_NOSIGNAL"), reason="there is no such flag")
+def test_with_sigpipe_at_its_default_a_worker_is_told_that_the_supervisor_is_gone() -> None:
+    """It still has to end what it started."""
+    done = subprocess.run([sys.executable, "-c", PIPED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "told\n"), done.stderr
+
+
+PIPED = """
+import signal, socket
+from corral.pool.link import Link
+from corral.pool.messages import Done
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+ours, theirs = socket.socketpair()
+ours.close()
+try:
+    Link(theirs).send(Done(1))
+except BrokenPipeError:
+    print("told")
+"""
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="elsewhere an end-of-file has to do")

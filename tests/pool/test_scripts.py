@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -277,6 +278,42 @@ def test_a_killed_supervisor_takes_its_workers_with_it_though_a_fork_of_it_lives
     finally:
         os.kill(helper, signal.SIGKILL)
         process.communicate(timeout=10)
+
+
+PIPED = """
+    import signal, psutil
+    from corral.errors import TrialError
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+    def kill(pid):
+        "And hold the event loop until it is gone: so what is sent next goes to nobody."
+        os.kill(pid, signal.SIGKILL)
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+
+    async def main():
+        async with WorkerPool(build, WorkerPoolConfig(size=1)) as pool:
+            async with pool.lease() as lease:
+                trial, worker = await run(lease, "import os; result = [os.getpid(), os.getppid()]")
+                kill(trial)
+                WORKER
+                try:
+                    await lease.perform("t", Action.EXECUTE, ("python", {"code": ""}), "tool python")
+                except TrialError as error:
+                    print(type(error).__name__)
+            async with pool.lease() as lease:
+                print(await run(lease, "result = 2"))
+
+    if __name__ == "__main__":
+        anyio.run(main)
+"""
+
+
+@pytest.mark.skipif(not hasattr(socket, "MSG_NOSIGNAL"), reason="there is no such flag")
+@pytest.mark.parametrize("worker", ["", "kill(worker)"], ids=["trial process", "and its worker"])
+def test_with_the_usual_sigpipe_of_scripts_what_died_is_no_end_of_the_supervisor(tmp_path: Path, worker: str) -> None:
+    done = Script(tmp_path, PIPED.replace("WORKER", worker)).run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "WorkerDied\n2\n", "")
 
 
 def test_an_interrupted_supervisor_ends_its_workers_itself(tmp_path: Path) -> None:
