@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from corral.pool import printed
 
@@ -81,6 +82,38 @@ def ignore_terminal_signals() -> None:
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def learn_of_children() -> None:
+    """Have the system tell how children end. Where SIGCHLD is ignored, as some daemons pass on, it forgets that."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+class ChildSignal:
+    """SIGCHLD in a worker. The user's code has it as it left it, the worker at its default.
+
+    If it were ignored, or had a handler that waits for whichever child has ended, a worker would not learn how its
+    trial processes ended. What C code has made of the signal is not known here, and stays.
+    """
+
+    def __init__(self) -> None:
+        self._users: Any = signal.SIG_DFL
+
+    def give(self) -> None:
+        """The user's code runs from now on."""
+        if self._users is not signal.SIG_DFL:
+            signal.signal(signal.SIGCHLD, self._users)
+
+    @contextlib.contextmanager
+    def given(self) -> Iterator[None]:
+        """The user's code runs in the block."""
+        self.give()
+        try:
+            yield
+        finally:
+            self._users = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL  # it is none of Python's
+            if self._users is not signal.SIG_DFL:
+                learn_of_children()
 
 
 def become_leader() -> None:

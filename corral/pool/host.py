@@ -73,6 +73,7 @@ def run_host(spec: HostSpec, lifeline: int, own: set[int], nursery: int | None =
     try:
         guards.become_leader()
         guards.ignore_terminal_signals()
+        guards.learn_of_children()
         guards.redirect_output(spec.log_path)
         guards.adopt_orphans()
         Host(spec, WatchedLink.to(spec.ticket, lifeline), lifeline, own, nursery).run()
@@ -118,6 +119,7 @@ class Host:
         """By the descriptor that tells its end."""
         self._serving = 0
         """The number of the trial process that has a lease."""
+        self._child_signal = guards.ChildSignal()
         self._helpers: set[int] = set()
         """Processes that the main script, and loading the environments, started: trials need them."""
 
@@ -161,7 +163,8 @@ class Host:
         if self._spec.main is None:
             return trial_process.try_main(None)
         children = guards.child_pids()
-        failed = trial_process.try_main(self._spec.main)
+        with self._child_signal.given():
+            failed = trial_process.try_main(self._spec.main)
         self._helpers |= guards.child_pids() - children
         if failed is None:
             self._link.send(Imported())
@@ -170,14 +173,17 @@ class Host:
     def _load_here(self, request: Load) -> Loaded:
         if self._is_clean:
             self._is_clean = False
-            if failed := trial_process.try_main(self._spec.main):
+            with self._child_signal.given():
+                failed = trial_process.try_main(self._spec.main)
+            if failed:
                 raise EnvStartError.because("importing the main script", failed.record)
         before = guards.open_resources()
         children = guards.child_pids()
-        environments = load(pickle.loads(request.builder))
-        self._helpers |= guards.child_pids() - children
-        catalogue = {} if request.described else describe(environments)
-        warm_up(environments)
+        with self._child_signal.given():
+            environments = load(pickle.loads(request.builder))
+            self._helpers |= guards.child_pids() - children
+            catalogue = {} if request.described else describe(environments)
+            warm_up(environments)
         if self._nursery is None:  # which has done so: what is made and cached by a first time, forks then have
             rehearsal.rehearse(Path(self._spec.work_root))
         opened = set(guards.open_resources().items()) - set(before.items())
@@ -309,6 +315,7 @@ class Host:
             link = Link.connect(order.ticket)
             if order.ahead:
                 rehearsal.rehearse(work_root, link)
+            self._child_signal.give()
             trial_process.run(link, server)
         except BaseException:
             traceback.print_exc()

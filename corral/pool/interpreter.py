@@ -7,7 +7,8 @@ Purpose
 Guarantees
     * anyio is told of no main script. The worker imports it, once its output goes to its log.
     * Whatever the interpreter itself writes to descriptor 2 stands in that log too.
-    * The process is known from its spawn on. When ``run`` is over it is gone and, on Linux, its exit status is exact.
+    * The process is known from its spawn on. When ``run`` is over it is gone and, on Linux, its exit status is exact;
+      where this process ignores SIGCHLD it is unknown.
     * Nothing that others can see is changed: calls of ``to_process`` that the user makes are as they ever were, and get
       none of these interpreters, nor these any of theirs.
 Assumptions
@@ -134,7 +135,8 @@ class _Killable:
 
     @property
     def exact_returncode(self) -> int | None:
-        is_guess = self._handle is None and self._process.returncode == 255
+        is_ignored = hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        is_guess = is_ignored or (self._handle is None and self._process.returncode == 255)
         return None if is_guess else self._process.returncode
 
     def let_go(self) -> None:

@@ -39,6 +39,7 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
         lifeline = guards.lifeline(spec.supervisor)
         guards.become_leader()
         guards.ignore_terminal_signals()
+        guards.learn_of_children()
         guards.redirect_output(spec.log_path)
         guards.adopt_orphans()  # of workers that somebody kills
         _warm_up(spec.modules, Path(spec.log_path).parent)

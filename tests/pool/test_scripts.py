@@ -148,6 +148,7 @@ LOADING_TO_FORK = """
 """
 
 SLEEP = "time.sleep(300)"
+NO_NURSERY = "import corral.pool.nursery; corral.pool.nursery.MAX_LOSSES = 0"
 REGEX = "re.match('(a+)+$', 'a' * 60 + 'b')"
 
 
@@ -258,9 +259,7 @@ HELPED = """
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an end-of-file has to do")
 @pytest.mark.parametrize("fresh", ["fork", "spawn"])
 @pytest.mark.parametrize("load", ["", "exec(HANG)"], ids=["busy", "loading"])
-@pytest.mark.parametrize(
-    "nursery", ["", "import corral.pool.nursery; corral.pool.nursery.MAX_LOSSES = 0"], ids=["nursery", "no nursery"]
-)
+@pytest.mark.parametrize("nursery", ["", NO_NURSERY], ids=["nursery", "no nursery"])
 def test_a_killed_supervisor_takes_its_workers_with_it_though_a_fork_of_it_lives(
     tmp_path: Path, nursery: str, load: str, fresh: str
 ) -> None:
@@ -314,6 +313,46 @@ PIPED = """
 def test_with_the_usual_sigpipe_of_scripts_what_died_is_no_end_of_the_supervisor(tmp_path: Path, worker: str) -> None:
     done = Script(tmp_path, PIPED.replace("WORKER", worker)).run()
     assert (done.returncode, done.stdout, done.stderr) == (0, "WorkerDied\n2\n", "")
+
+
+IGNORING = """
+    import signal
+    from corral.errors import TrialError
+    NURSERY
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    TOOLS = [
+        "import os; os.kill(os.getpid(), 11)",
+        "import os, time; os.kill(os.getppid(), 9); time.sleep(60)",
+        "import signal; result = signal.getsignal(signal.SIGCHLD).name",
+    ]
+
+    async def main():
+        async with WorkerPool(build, WorkerPoolConfig(size=1)) as pool:
+            for code in TOOLS:
+                async with pool.lease() as lease:
+                    await lease.open(TrialSpec(f"t{TOOLS.index(code)}", "a"))
+                    trial = f"t{TOOLS.index(code)}", Action.EXECUTE, ("python", {"code": code}), "tool python"
+                    try:
+                        print((await lease.perform(*trial)).result)
+                    except TrialError as error:
+                        print(error.exit_status)
+            print(pool.statistics().restarts)
+
+    if __name__ == "__main__":
+        anyio.run(main, backend=BACKEND)
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize(("nursery", "of_worker"), [("", "-9"), (NO_NURSERY, "None")], ids=["nursery", "no nursery"])
+def test_where_the_ends_of_children_are_ignored_those_of_trials_are_known(
+    tmp_path: Path, nursery: str, of_worker: str, backend: str
+) -> None:
+    """In the script, and so in all that it starts. Of its own children, it knows what the system still tells."""
+    script = Script(tmp_path, IGNORING.replace("NURSERY", nursery).replace("BACKEND", repr(backend)))
+    done = script.run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"-11\n{of_worker}\nSIG_IGN\n1\n", "")
 
 
 def test_an_interrupted_supervisor_ends_its_workers_itself(tmp_path: Path) -> None:
