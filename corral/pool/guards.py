@@ -259,12 +259,32 @@ def child_pids() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def end_children(spared: set[int]) -> None:
-    """Kill and reap every child but the ``spared``, and what they leave behind, until none is left."""
-    while strays := child_pids() - spared:
+def end_children(spared: set[int]) -> set[int]:
+    """Kill and reap every child but the ``spared``, and what they leave behind, until none is left.
+
+    Gives those that are another user's and that this process may not kill: they stay.
+    """
+    kept: set[int] = set()
+    while strays := child_pids() - spared - kept:
         for pid in strays:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except PermissionError:
+                    kept.add(pid)
         for pid in strays:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                if os.waitpid(pid, os.WNOHANG if pid in kept else 0)[0]:
+                    kept.discard(pid)  # it had ended, which does not make the signal permitted
+    return kept
+
+
+def told(pid: int) -> str:
+    """A process in words: what it is and whose."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return f"{process.name()} (pid {pid}) of the user {process.username()}"
+    except psutil.Error:
+        return f"pid {pid}"

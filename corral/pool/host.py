@@ -119,6 +119,8 @@ class Host:
         """By the descriptor that tells its end."""
         self._serving = 0
         """The number of the trial process that has a lease."""
+        self._kept: set[int] = set()
+        """Processes that trials left and that this one may not kill: each is told of once."""
         self._child_signal = guards.ChildSignal()
         self._helpers: set[int] = set()
         """Processes that the main script, and loading the environments, started: trials need them."""
@@ -367,9 +369,10 @@ class Host:
             child.spare.close()
         if not child.number:
             return
+        left: list[str] = []
         if has_served := child.number == self._serving:
             self._serving = 0
-            self._clean_up()
+            left = self._clean_up()
         output, log_end = tail(self._spec.log_path, child.log_start, printed.OUTPUT_TAIL)
         if has_served:
             self._turn_the_page()
@@ -382,16 +385,23 @@ class Host:
                 output=output,
                 record=failure,
                 log_end=log_end,
+                left=tuple(left),
             )
         )
 
-    def _clean_up(self) -> None:
-        """End what a trial left running, and remove the workspace of one that died: one that closed took it along."""
-        guards.end_children(self._helpers | {child.pid for child in self._children.values()})
+    def _clean_up(self) -> list[str]:
+        """End what a trial left running, and remove the workspace of one that died: one that closed took it along.
+
+        What of it could not be ended, in words.
+        """
+        kept = guards.end_children(self._helpers | {child.pid for child in self._children.values()})
+        left = [guards.told(pid) for pid in sorted(kept - self._kept)]
+        self._kept = kept
         with contextlib.suppress(OSError):
-            for left in list(os.scandir(self._spec.work_root)):
-                if left.name != rehearsal.FOLDER:
-                    shutil.rmtree(left.path, ignore_errors=True)
+            for entry in list(os.scandir(self._spec.work_root)):
+                if entry.name != rehearsal.FOLDER:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+        return left
 
 
 def _watch(pid: int) -> int:

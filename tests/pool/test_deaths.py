@@ -113,6 +113,40 @@ async def test_what_a_builder_does_about_children_that_end_is_for_its_own(
         assert workers.statistics().restarts == 0
 
 
+def build_without_power() -> Any:
+    """In the worker, what is called sleep is as another user's."""
+    kill = os.kill
+
+    def denied(pid: int, number: int) -> None:
+        if psutil.Process(pid).name() == "sleep":
+            raise PermissionError(1, "Operation not permitted")
+        kill(pid, number)
+
+    os.kill = denied
+    return pool_envs.build()
+
+
+@pytest.mark.skipif(not LINUX, reason="there is no subreaper")
+async def test_what_a_worker_may_not_kill_costs_a_warning_and_no_worker() -> None:
+    """As where a trial starts a service as another user."""
+    start = "import subprocess; result = subprocess.Popen(['sleep', '300'], start_new_session=True).pid"
+    async with pool(build_without_power) as workers:
+        told, started = [], []
+        for code in (start, "result = 0"):
+            async with workers.lease() as lease:
+                runtime_id = await opened(lease)
+                started.append(await python(lease, runtime_id, code))
+                closed = await lease.close_trial(runtime_id, last=True)
+            told.append(closed.completed(lease.end_of_process()).warnings)
+        left = started[0]
+        user = psutil.Process(left).username()
+        what = f"sleep (pid {left}) of the user {user}"
+        assert told == [(f"{what} was left running: it may not be killed from here",), ()]
+        assert lives(left)
+        assert workers.statistics().restarts == 0
+    await gone(left)
+
+
 @pytest.mark.parametrize("code", [0, 3])
 async def test_a_request_to_exit_is_no_death(code: int) -> None:
     async with pool() as workers, workers.lease() as lease:
