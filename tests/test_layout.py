@@ -23,8 +23,9 @@ LAYERS: list[set[str]] = [
     {"types"},
     {
         "arguments", "blame", "bodies", "call_history", "calls", "counters", "data", "guard", "guests", "guide",
-        "header", "jobs", "listening", "loop", "once", "plain", "process_state", "protocol", "recipe", "record_shapes",
-        "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap", "waiting",
+        "header", "jobs", "leash", "listening", "loop", "once", "plain", "process_state", "protocol", "recipe",
+        "record_shapes", "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap",
+        "waiting",
     },
     {"environment"},
     {"catalogue", "runtime", "source"},
@@ -72,7 +73,7 @@ BRIDGE = "pool.entry"
 
 ONLY = {
     "envs.*": {"envs.*", "environment", "tools", "tasks", "types", "data", "errors"},
-    "agents.*": {"agents.*", "call_history", "routers", "tools", "types", "errors", "data", "threads"},
+    "agents.*": {"agents.*", "call_history", "leash", "routers", "tools", "types", "errors", "data", "threads"},
     "envs.wetlab.agents": {"envs.*", "agents.*", "types", "errors"},
 }
 """Packages that may import nothing of Corral but this. The closest entry counts: an environment's scripted expert is
