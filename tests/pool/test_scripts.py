@@ -315,6 +315,31 @@ def test_with_the_usual_sigpipe_of_scripts_what_died_is_no_end_of_the_supervisor
     assert (done.returncode, done.stdout, done.stderr) == (0, "WorkerDied\n2\n", "")
 
 
+DEAF = """
+    import math, signal
+    from corral.pool.interpreter import Interpreter
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+    async def main():
+        program = "import os, time; os.close(0); os.write(1, b'READY' + bytes([10])); time.sleep(300)"
+        limiter = anyio.CapacityLimiter(math.inf)
+        deaf = Interpreter(os.environ["PIDS"] + ".log", keep_log=False, limiter=limiter, program=program)
+        try:
+            await deaf.run(print, "x" * 10**6)
+        except anyio.BrokenWorkerProcess as error:
+            print(type(error.__cause__).__name__, deaf.status)
+
+    anyio.run(main, backend=BACKEND)
+"""
+
+
+@pytest.mark.skipif(not hasattr(socket, "MSG_NOSIGNAL"), reason="there is no such flag")
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_with_that_sigpipe_an_interpreter_that_does_not_listen_is_none_either(tmp_path: Path, backend: str) -> None:
+    done = Script(tmp_path, DEAF.replace("BACKEND", repr(backend))).run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "BrokenPipeError -9\n", "")
+
+
 IGNORING = """
     import signal
     from corral.errors import TrialError
