@@ -207,7 +207,8 @@ def sentinel(lifeline: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # user code may have reaped it
+        # User code may have reaped it, and its pid be another process's by now.
+        with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
