@@ -6,6 +6,7 @@ Guarantees
     * Output that cannot be written (a full disk) ends it with a sentence and status 1. A reader that has seen enough is
       no failure. Text that the output's encoding has no form for is escaped.
     * A sentence that quotes text from elsewhere does nothing to a terminal: its control characters are escaped.
+    * It learns how its children end, though whoever started it had that ignored (SIGCHLD), as some daemons do.
     * Standard descriptors that were closed are open on nothing: no file of the command's takes their numbers, into
       which libraries write what goes wrong.
     * Arguments that cannot be used are told in a sentence, without the usage text, and end it with status 2.
@@ -55,6 +56,8 @@ def stopping_signals() -> list[signal.Signals]:
 def run(module: str) -> int:
     """Import the command's module and run its ``main``; the exit status."""
     _open_standard_streams()
+    if hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in stopping_signals():
         signal.signal(number, _stop)
     try:

@@ -237,6 +237,32 @@ def test_standard_descriptors_may_be_closed(how: str, tmp_path: Path) -> None:
         json.loads(line)  # nothing was printed into it
 
 
+IGNORING = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+STARTS_A_CHILD = """
+import subprocess
+from corral.agents import ScriptedAgent
+
+def make(context):
+    with open("statuses", "a") as statuses:
+        print(subprocess.run(["false"]).returncode, file=statuses)
+    return ScriptedAgent(lambda lab, prompt: "x")
+"""
+
+
+def test_how_children_end_is_known_though_a_daemon_has_started_it(tmp_path: Path) -> None:
+    """Some have the signal ignored that tells it, and the system then forgets it: each child had ended well."""
+    (tmp_path / "daemon.py").write_text(IGNORING)
+    (tmp_path / "agents.py").write_text(STARTS_A_CHILD)
+    given = ["--envs", ENVS, "--agent", "agents:make", "--size", "1", "--quiet"]
+    done = python("daemon.py", "-m", "corral.pool", *given, folder=tmp_path)
+    assert "graded" in done.stdout, done.stderr
+    assert set((tmp_path / "statuses").read_text().split()) == {"1"}
+
+
 def test_a_sentence_does_nothing_to_a_terminal(tmp_path: Path) -> None:
     done = corral(tmp_path, "--envs", "tests.support.shell_envs:build_red", "--agent", SOLVER, "--size", "1")
     assert done.returncode == 1

@@ -23,9 +23,9 @@ LAYERS: list[set[str]] = [
     {"types"},
     {
         "arguments", "blame", "bodies", "call_history", "calls", "counters", "credentials", "data", "forks", "guard",
-        "guests", "guide", "header", "installed", "jobs", "listening", "loop", "once", "plain", "process_state",
-        "protocol", "recipe", "record_shapes", "records", "schema", "scratch", "shapes", "tasks", "threads", "tools",
-        "turns", "unwrap", "waiting",
+        "guests", "guide", "header", "installed", "jobs", "leash", "listening", "loop", "once", "plain",
+        "process_state", "protocol", "recipe", "record_shapes", "records", "schema", "scratch", "shapes", "tasks",
+        "threads", "tools", "turns", "unwrap", "waiting",
     },
     {"environment"},
     {"catalogue", "fingerprint", "runtime", "source"},
@@ -74,7 +74,8 @@ BRIDGE = "pool.entry"
 ONLY = {
     "envs.*": {"envs.*", "environment", "tools", "tasks", "types", "data", "errors"},
     "agents.*": {
-        "agents.*", "call_history", "credentials", "routers", "tools", "types", "errors", "data", "scratch", "threads",
+        "agents.*", "call_history", "credentials", "data", "errors", "leash", "routers", "scratch", "threads", "tools",
+        "types",
     },
     "envs.wetlab.agents": {"envs.*", "agents.*", "types", "errors"},
 }  # fmt: skip

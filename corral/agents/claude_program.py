@@ -2,7 +2,7 @@
 
 Guarantees
     * The program has ended when ``running`` has, cancelled or not, and its children with it.
-    * It ends when this process does, however that ends: a shell holds it on a leash, the pipe that is its own input.
+    * It ends when this process does, however that ends: a shell holds it on a leash, which is its own input.
 Assumption: POSIX; elsewhere there is no leash.
 """
 
@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,6 +23,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 
 from corral.errors import ConfigError, InfrastructureError
+from corral.leash import Leash
 
 TAIL = 4000
 """Characters of what it prints on its error output that are kept."""
@@ -87,24 +87,26 @@ async def running(
     text, errors = cwd.parent / "prompt.txt", cwd.parent / "errors.txt"
     text.write_text(prompt, "utf-8", "replace")
     leashed = ["/bin/sh", "-c", _LEASH, "claude", *command] if os.name == "posix" else list(command)
-    try:
-        with errors.open("wb") as file:
-            process = await anyio.open_process(
-                leashed,
-                stdin=subprocess.PIPE,
-                stderr=file,
-                cwd=cwd,
-                env={**environment, "CORRAL_PROMPT": str(text)},
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise InfrastructureError(f"Claude Code could not be started: {error}") from error
-    try:
-        yield Run(process, errors)
-    finally:
-        with anyio.CancelScope(shield=True):
-            _kill(process)
-            await process.aclose()
+    with Leash() as leash:
+        try:
+            with errors.open("wb") as file:
+                process = await anyio.open_process(
+                    leashed,
+                    stdin=leash.end,
+                    stderr=file,
+                    cwd=cwd,
+                    env={**environment, "CORRAL_PROMPT": str(text)},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise InfrastructureError(f"Claude Code could not be started: {error}") from error
+        leash.given()
+        try:
+            yield Run(process, errors)
+        finally:
+            with anyio.CancelScope(shield=True):
+                _kill(process)
+                await process.aclose()
 
 
 def _kill(process: Process) -> None:

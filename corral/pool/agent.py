@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -96,7 +97,6 @@ class Agent:
             self._exits = Exits(max(1, available_cpus() - 1))  # one is the supervisor's
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             self._nursery = Nursery(self._folder, self._listener, self._limiter, self._tasks, _modules(self._settings))
-            stack.enter_context(self._nursery.lifeline())
             stack.push_async_callback(self._shut_down)
             self._tasks.start_soon(MemoryWatch(self._settings.memory_limit).watch, self._processes)
             self._tasks.start_soon(watch_logs, partial(self._folder.glob, "*.log"))  # not those of a log_dir
@@ -199,8 +199,8 @@ class Agent:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         work_root.mkdir(exist_ok=True)
         log_path = self._logs.take(slot).resolve()
-        kept = self._settings.log_dir is not None
-        return HostSpec(ticket, slot, str(work_root), str(log_path), kept, self._settings.main)
+        kept, main = self._settings.log_dir is not None, self._settings.main
+        return HostSpec(ticket, slot, str(work_root), str(log_path), kept, os.getpid(), main)
 
     async def _interpreter_for(self, spec: HostSpec) -> Interpreter | Fork:
         """What the worker of ``spec`` is to live in. EnvStartError once the agent is closing."""

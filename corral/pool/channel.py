@@ -28,7 +28,7 @@ from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from corral.errors import ProtocolError
 from corral.lean import dataclass
-from corral.pool.glance import CHUNK, Glance, here
+from corral.pool.glance import CHUNK, NO_SIGNAL, Glance, here
 from corral.pool.hello import HELLO_SIZE, Ticket, read_hello
 from corral.pool.inlet import open_inlet
 from corral.pool.messages import Buffer, Message
@@ -99,7 +99,7 @@ class Channel:
         """Send what the socket takes, and keep the rest. Whether that was all."""
         while parts:
             try:
-                size = self._socket.send(parts[0])
+                size = self._socket.send(parts[0], NO_SIGNAL)
             except BlockingIOError:
                 return False
             if size < len(parts[0]):

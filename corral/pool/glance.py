@@ -37,6 +37,10 @@ HIT_EARNS = 1e-3
 """Seconds by which the next step comes closer with each look that pays."""
 CHUNK = 2**16
 """Bytes taken at once."""
+NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+"""For all that is sent: to one that is gone, it is an error. Where a script has set SIGPIPE to its default, as is usual
+for what is piped into ``head``, it would be the silent end of this process.
+"""
 
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", None)
 

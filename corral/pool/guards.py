@@ -5,7 +5,7 @@ Guarantees
       1 and 2 go to the worker's log, 0 is at end-of-file.
     * A terminal's signals do not reach a worker: it has a session of its own, its trial processes groups of their own.
     * A worker that is loading when its supervisor dies is killed, even if it holds the GIL: by the nursery that made
-      it, or else by its sentinel. Later it sees the end of its connection. A trial process dies with its worker.
+      it, or else by its sentinel. Later it sees the end of its lifeline. A trial process dies with its worker.
     * Native thread pools (OpenMP, BLAS) start with one thread, unless the user's environment says otherwise.
 Assumptions
     Linux for the parent-death signal and the subreaper; elsewhere a thread watches the parent's pid.
@@ -18,15 +18,22 @@ import ctypes
 import faulthandler
 import io
 import os
+import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from corral.pool import printed
 
 LINUX = sys.platform == "linux"
+
+LIFELINE = select.POLLIN if LINUX else 0
+"""What to poll a lifeline for. The end of a process makes its descriptor readable; an end-of-file is always reported,
+and data in that pipe is not ours to read.
+"""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -75,6 +82,38 @@ def ignore_terminal_signals() -> None:
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def learn_of_children() -> None:
+    """Have the system tell how children end. Where SIGCHLD is ignored, as some daemons pass on, it forgets that."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+class ChildSignal:
+    """SIGCHLD in a worker. The user's code has it as it left it, the worker at its default.
+
+    If it were ignored, or had a handler that waits for whichever child has ended, a worker would not learn how its
+    trial processes ended. What C code has made of the signal is not known here, and stays.
+    """
+
+    def __init__(self) -> None:
+        self._users: Any = signal.SIG_DFL
+
+    def give(self) -> None:
+        """The user's code runs from now on."""
+        if self._users is not signal.SIG_DFL:
+            signal.signal(signal.SIGCHLD, self._users)
+
+    @contextlib.contextmanager
+    def given(self) -> Iterator[None]:
+        """The user's code runs in the block."""
+        self.give()
+        try:
+            yield
+        finally:
+            self._users = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL  # it is none of Python's
+            if self._users is not signal.SIG_DFL:
+                learn_of_children()
 
 
 def become_leader() -> None:
@@ -126,21 +165,39 @@ def dying_with(parent: int) -> Iterator[None]:
         _prctl(_PR_SET_PDEATHSIG, 0)
 
 
-def is_at_end(lifeline: int, patience: float = 0.0) -> bool:
-    """Whether nobody holds the other end any more, or will in so many seconds."""
-    import select
+def lifeline(supervisor: int) -> int:
+    """A descriptor that tells when the process ``supervisor`` has ended, which started this one: see ``LIFELINE``.
 
+    On Linux it is one of that process. An end-of-file would not do: what the supervisor has forked, as
+    ``multiprocessing`` does and ``ProcessPoolExecutor``, holds the other end of all that the supervisor held, and may
+    live on. Elsewhere, and where the system allows no such descriptor, it is what anyio has put on descriptor 0.
+
+    To be made before the first connection to the supervisor. Then whoever sent what comes on that is the process that
+    is watched here, and no later one of the same pid.
+    """
+    if LINUX:
+        try:
+            return os.pidfd_open(supervisor)
+        except ProcessLookupError:
+            os._exit(1)
+        except (AttributeError, OSError):  # a kernel before 5.3, or a sandbox
+            pass
+    return os.dup(0)
+
+
+def is_at_end(lifeline: int, patience: float = 0.0) -> bool:
+    """Whether the supervisor is gone, or will be in so many seconds."""
     poll = select.poll()
-    poll.register(lifeline, 0)  # an end-of-file is always reported; data is not ours to read
+    poll.register(lifeline, LIFELINE)
     return bool(poll.poll(patience * 1000))
 
 
 @contextlib.contextmanager
 def sentinel(lifeline: int) -> Iterator[None]:
-    """While the block runs, a forked sentinel kills this process as soon as ``lifeline`` is at end-of-file.
+    """While the block runs, a forked sentinel kills this process as soon as ``lifeline`` tells of the supervisor's end.
 
-    ``lifeline`` is a descriptor whose other end the supervisor alone holds. A thread would not do: code that holds the
-    GIL while it loads stops every thread of this process. Where there is no fork the block runs unguarded.
+    A thread would not do: code that holds the GIL while it loads stops every thread of this process. Where there is no
+    fork the block runs unguarded.
     """
     if not hasattr(os, "fork"):
         yield
@@ -152,7 +209,8 @@ def sentinel(lifeline: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # user code may have reaped it
+        # User code may have reaped it, and its pid be another process's by now.
+        with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
@@ -204,12 +262,32 @@ def child_pids() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def end_children(spared: set[int]) -> None:
-    """Kill and reap every child but the ``spared``, and what they leave behind, until none is left."""
-    while strays := child_pids() - spared:
+def end_children(spared: set[int]) -> set[int]:
+    """Kill and reap every child but the ``spared``, and what they leave behind, until none is left.
+
+    Gives those that are another user's and that this process may not kill: they stay.
+    """
+    kept: set[int] = set()
+    while strays := child_pids() - spared - kept:
         for pid in strays:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except PermissionError:
+                    kept.add(pid)
         for pid in strays:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                if os.waitpid(pid, os.WNOHANG if pid in kept else 0)[0]:
+                    kept.discard(pid)  # it had ended, which does not make the signal permitted
+    return kept
+
+
+def told(pid: int) -> str:
+    """A process in words: what it is and whose."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return f"{process.name()} (pid {pid}) of the user {process.username()}"
+    except psutil.Error:
+        return f"pid {pid}"

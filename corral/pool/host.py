@@ -6,7 +6,7 @@ Purpose
 Guarantees
     * Every trial process that was started is reported ended exactly once, with its exit code or signal, its peak memory
       and CPU time; if it has served a lease, after all that it left behind has been killed.
-    * When the supervisor's end of the connection closes, everything that this worker started is killed.
+    * When the supervisor ends, or its end of the connection closes, everything that this worker started is killed.
     * Fork is used only while this process has one thread; else a new interpreter serves the lease.
 Assumptions
     One trial process serves at a time; others were made ahead, and wait. What is left behind, and what was printed, is
@@ -35,7 +35,7 @@ from corral.errors import EnvStartError, ProtocolError
 from corral.lean import dataclass
 from corral.pool import guards, leaving, printed, rehearsal, trial_process
 from corral.pool.inherited import close_inherited
-from corral.pool.link import Link
+from corral.pool.link import Link, WatchedLink
 from corral.pool.logs import tail
 from corral.pool.messages import (
     Finish,
@@ -58,23 +58,25 @@ from corral.types import FreshMode
 def host_main(spec: HostSpec) -> NoReturn:
     """The one call of a worker that is an interpreter of its own. It ends with the process, never by returning."""
     close_inherited()
-    lifeline, reply = os.dup(0), os.dup(1)  # anyio's pipes: closed, they would mean that this worker is dead
-    run_host(spec, lifeline, {lifeline, reply})
+    pipes = {os.dup(0), os.dup(1)}  # anyio's: closed, they would mean that this worker is dead
+    lifeline = guards.lifeline(spec.supervisor)
+    run_host(spec, lifeline, {lifeline, *pipes})
 
 
 def run_host(spec: HostSpec, lifeline: int, own: set[int], nursery: int | None = None) -> NoReturn:
     """Be a worker, to the end of this process.
 
-    ``lifeline`` is a descriptor that is at end-of-file once the supervisor is gone; ``own`` are all that trials must
-    not hold; ``nursery`` is the pid of the one that made this process, if one did.
+    ``lifeline`` is one of ``guards.lifeline``; ``own`` are all descriptors that trials must not hold; ``nursery`` is
+    the pid of the one that made this process, if one did.
     """
     status = 1
     try:
         guards.become_leader()
         guards.ignore_terminal_signals()
+        guards.learn_of_children()
         guards.redirect_output(spec.log_path)
         guards.adopt_orphans()
-        Host(spec, Link.connect(spec.ticket), lifeline, own, nursery).run()
+        Host(spec, WatchedLink.to(spec.ticket, lifeline), lifeline, own, nursery).run()
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -103,7 +105,7 @@ class _Child:
 class Host:
     """A worker's state: its environments and its trial processes."""
 
-    def __init__(self, spec: HostSpec, link: Link, lifeline: int, own: set[int], nursery: int | None) -> None:
+    def __init__(self, spec: HostSpec, link: WatchedLink, lifeline: int, own: set[int], nursery: int | None) -> None:
         self._spec = spec
         self._link = link
         self._lifeline = lifeline
@@ -117,6 +119,9 @@ class Host:
         """By the descriptor that tells its end."""
         self._serving = 0
         """The number of the trial process that has a lease."""
+        self._kept: set[int] = set()
+        """Processes that trials left and that this one may not kill: each is told of once."""
+        self._child_signal = guards.ChildSignal()
         self._helpers: set[int] = set()
         """Processes that the main script, and loading the environments, started: trials need them."""
 
@@ -160,7 +165,8 @@ class Host:
         if self._spec.main is None:
             return trial_process.try_main(None)
         children = guards.child_pids()
-        failed = trial_process.try_main(self._spec.main)
+        with self._child_signal.given():
+            failed = trial_process.try_main(self._spec.main)
         self._helpers |= guards.child_pids() - children
         if failed is None:
             self._link.send(Imported())
@@ -169,14 +175,17 @@ class Host:
     def _load_here(self, request: Load) -> Loaded:
         if self._is_clean:
             self._is_clean = False
-            if failed := trial_process.try_main(self._spec.main):
+            with self._child_signal.given():
+                failed = trial_process.try_main(self._spec.main)
+            if failed:
                 raise EnvStartError.because("importing the main script", failed.record)
         before = guards.open_resources()
         children = guards.child_pids()
-        environments = load(pickle.loads(request.builder))
-        self._helpers |= guards.child_pids() - children
-        catalogue = {} if request.described else describe(environments)
-        warm_up(environments)
+        with self._child_signal.given():
+            environments = load(pickle.loads(request.builder))
+            self._helpers |= guards.child_pids() - children
+            catalogue = {} if request.described else describe(environments)
+            warm_up(environments)
         if self._nursery is None:  # which has done so: what is made and cached by a first time, forks then have
             rehearsal.rehearse(Path(self._spec.work_root))
         opened = set(guards.open_resources().items()) - set(before.items())
@@ -198,7 +207,7 @@ class Host:
         assert spare is not None
         poll = select.poll()
         poll.register(spare.fileno(), select.POLLIN)
-        poll.register(self._lifeline, 0)
+        poll.register(self._lifeline, guards.LIFELINE)
         if any(descriptor == self._lifeline for descriptor, _ in poll.poll()):
             raise ConnectionError("the supervisor is gone")
         if isinstance(answer := spare.answer(), Loaded):
@@ -223,11 +232,12 @@ class Host:
     def _step(self) -> bool:
         """Wait for something and deal with it; False when it is time to end."""
         poll = select.poll()
+        poll.register(self._lifeline, guards.LIFELINE)
         for descriptor in (self._link.fileno(), *self._children):
             poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll()}
         # Requests first: that a process serves was said before it could do anything, and so before its end.
-        goes_on = self._link.fileno() not in ready or self._take_requests()
+        goes_on = ready <= self._children.keys() or self._take_requests()
         for child in [child for watch, child in self._children.items() if watch in ready]:
             self._report_end(child)
         return goes_on
@@ -307,6 +317,7 @@ class Host:
             link = Link.connect(order.ticket)
             if order.ahead:
                 rehearsal.rehearse(work_root, link)
+            self._child_signal.give()
             trial_process.run(link, server)
         except BaseException:
             traceback.print_exc()
@@ -358,9 +369,10 @@ class Host:
             child.spare.close()
         if not child.number:
             return
+        left: list[str] = []
         if has_served := child.number == self._serving:
             self._serving = 0
-            self._clean_up()
+            left = self._clean_up()
         output, log_end = tail(self._spec.log_path, child.log_start, printed.OUTPUT_TAIL)
         if has_served:
             self._turn_the_page()
@@ -373,16 +385,23 @@ class Host:
                 output=output,
                 record=failure,
                 log_end=log_end,
+                left=tuple(left),
             )
         )
 
-    def _clean_up(self) -> None:
-        """End what a trial left running, and remove the workspace of one that died: one that closed took it along."""
-        guards.end_children(self._helpers | {child.pid for child in self._children.values()})
+    def _clean_up(self) -> list[str]:
+        """End what a trial left running, and remove the workspace of one that died: one that closed took it along.
+
+        What of it could not be ended, in words.
+        """
+        kept = guards.end_children(self._helpers | {child.pid for child in self._children.values()})
+        left = [guards.told(pid) for pid in sorted(kept - self._kept)]
+        self._kept = kept
         with contextlib.suppress(OSError):
-            for left in list(os.scandir(self._spec.work_root)):
-                if left.name != rehearsal.FOLDER:
-                    shutil.rmtree(left.path, ignore_errors=True)
+            for entry in list(os.scandir(self._spec.work_root)):
+                if entry.name != rehearsal.FOLDER:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+        return left
 
 
 def _watch(pid: int) -> int:

@@ -7,7 +7,8 @@ Purpose
 Guarantees
     * anyio is told of no main script. The worker imports it, once its output goes to its log.
     * Whatever the interpreter itself writes to descriptor 2 stands in that log too.
-    * The process is known from its spawn on. When ``run`` is over it is gone and, on Linux, its exit status is exact.
+    * The process is known from its spawn on. When ``run`` is over it is gone and, on Linux, its exit status is exact;
+      where this process ignores SIGCHLD it is unknown.
     * Nothing that others can see is changed: calls of ``to_process`` that the user makes are as they ever were, and get
       none of these interpreters, nor these any of theirs.
 Assumptions
@@ -20,17 +21,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections import deque
 from collections.abc import Callable
 from types import FunctionType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import anyio
 from anyio import CapacityLimiter, to_process
 from anyio.abc import Process
 
 from corral.pool.entry import enter
+from corral.pool.glance import NO_SIGNAL
 from corral.pool.main_script import places_of_modules
 from corral.pool.messages import HostSpec
 from corral.pool.worker_environment import worker_environment
@@ -99,11 +102,15 @@ class Interpreter:
             if self._program is not None:
                 command = [sys.executable, "-u", "-c", self._program]
             given = {**streams, "stderr": log, "env": worker_environment(), "start_new_session": True}
-            try:
-                process = self._process = _Killable(await anyio.open_process(command, **given))
-            except OSError as error:
-                error.filename = error.filename or command[0]  # uvloop does not say what it did not find
-                raise
+            with _Input() if NO_SIGNAL else contextlib.nullcontext() as stdin:
+                if stdin is not None:
+                    given["stdin"] = stdin.end
+                try:
+                    opened = await anyio.open_process(command, **given)
+                except OSError as error:
+                    error.filename = error.filename or command[0]  # uvloop does not say what it did not find
+                    raise
+                process = self._process = _Killable(opened, stdin)
         self.pid = process.pid
         return process
 
@@ -115,6 +122,36 @@ class Interpreter:
             process.let_go()
 
 
+class _Input:
+    """The interpreter's standard input: a socket, for what is written to a pipe that nobody reads is a SIGPIPE.
+
+    A context manager: at its end the interpreter has its end, or there is none.
+    """
+
+    def __init__(self) -> None:
+        self.end, self._ours = socket.socketpair()
+        self._ours.setblocking(False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.end.close()
+        if kind is not None:
+            self.close()
+
+    async def send(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._ours.send(left, NO_SIGNAL) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._ours)
+
+    def close(self) -> None:
+        self._ours.close()
+
+
 class _Killable:
     """An anyio process whose kill does not wait for it on the way.
 
@@ -122,8 +159,9 @@ class _Killable:
     from the event loop's own wait, which then gives 255 and logs a line. A descriptor of the process needs no look.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, stdin: _Input | None) -> None:
         self._process = process
+        self._stdin = stdin
         self._handle: int | None = None
         with contextlib.suppress(OSError, AttributeError):  # gone already; a system that has none
             self._handle = os.pidfd_open(process.pid)
@@ -140,10 +178,17 @@ class _Killable:
 
     @property
     def exact_returncode(self) -> int | None:
-        is_guess = self._handle is None and self._process.returncode == 255
+        is_ignored = hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        is_guess = is_ignored or (self._handle is None and self._process.returncode == 255)
         return None if is_guess else self._process.returncode
 
+    @property
+    def stdin(self) -> Any:
+        return self._stdin or self._process.stdin
+
     def let_go(self) -> None:
+        if self._stdin is not None:
+            self._stdin.close()
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

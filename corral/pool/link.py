@@ -10,10 +10,21 @@ import os
 import select
 import socket
 
-from corral.pool.glance import CHUNK, Glance, here
+from corral.pool.glance import CHUNK, NO_SIGNAL, Glance, here
+from corral.pool.guards import LIFELINE
 from corral.pool.hello import Ticket
 from corral.pool.messages import Message
 from corral.pool.wire import Decoder, encode
+
+
+def _connected(ticket: Ticket) -> socket.socket:
+    family = socket.AF_UNIX if isinstance(ticket.address, str) else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.connect(ticket.address)
+    if family == socket.AF_INET:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.sendall(ticket.hello(os.getpid()), NO_SIGNAL)
+    return sock
 
 
 class Link:
@@ -24,16 +35,10 @@ class Link:
         self._decoder = Decoder()
         self._glance = Glance(sock, steps_aside=True)
 
-    @classmethod
-    def connect(cls, ticket: Ticket) -> Link:
+    @staticmethod
+    def connect(ticket: Ticket) -> Link:
         """Connect to the supervisor and show the ticket."""
-        family = socket.AF_UNIX if isinstance(ticket.address, str) else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.connect(ticket.address)
-        if family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.sendall(ticket.hello(os.getpid()))
-        return cls(sock)
+        return Link(_connected(ticket))
 
     def fileno(self) -> int:
         """The descriptor, to be watched."""
@@ -53,7 +58,7 @@ class Link:
     def send(self, message: Message) -> None:
         """Send one message. SerializationError if it cannot be; OSError if the other end is gone."""
         for part in encode(message, here()):
-            self._socket.sendall(part)
+            self._socket.sendall(part, NO_SIGNAL)
 
     def receive(self) -> Message | None:
         """Wait for the next message; None at the end of the connection."""
@@ -89,3 +94,35 @@ class Link:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
+
+
+class WatchedLink(Link):
+    """A link that is at its end when the supervisor is, whoever else holds a copy of the other end.
+
+    For those that nobody else ends. It costs a look at each wait, which a trial process, that dies with its worker, is
+    spared.
+    """
+
+    def __init__(self, sock: socket.socket, lifeline: int) -> None:
+        super().__init__(sock)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._poll.register(lifeline, LIFELINE)
+
+    @staticmethod
+    def to(ticket: Ticket, lifeline: int) -> WatchedLink:
+        """Connect. ``lifeline`` is one of ``guards.lifeline``."""
+        return WatchedLink(_connected(ticket), lifeline)
+
+    def _is_over(self) -> bool:
+        """Wait for something. Whether it is that nothing will come: what the supervisor has sent is read first."""
+        return self._socket.fileno() not in {descriptor for descriptor, _ in self._poll.poll()}
+
+    def _fill(self, space: memoryview) -> int:
+        try:
+            return 0 if self._is_over() else self._socket.recv_into(space)
+        except OSError:
+            return 0
+
+    def _some(self) -> bytes:
+        return b"" if self._is_over() else super()._some()

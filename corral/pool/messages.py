@@ -38,6 +38,8 @@ class HostSpec:
     log_path: str
     keep_log: bool
     """Whether the log is kept from trial to trial; else it holds the current trial's output only."""
+    supervisor: int
+    """The pid of the process that the worker is to end with."""
     main: MainScript | None = None
     """What it imports before it builds."""
 
@@ -48,8 +50,8 @@ class NurserySpec:
 
     ticket: Ticket
     log_path: str
-    lifeline: str
-    """A path that its forks hold open: its other end is the supervisor's."""
+    supervisor: int
+    """The pid of the process that it and its forks are to end with."""
     modules: tuple[str, ...] = ()
     """Of Corral's own, and of what it is made with: what its forks will load anyway."""
 
@@ -126,7 +128,7 @@ class ProcessStarted:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """From a worker: the trial process of ticket ``number`` ended and nothing of it is left.
+    """From a worker: the trial process of ticket ``number`` ended and nothing of it is left, but what is ``left``.
 
     From the nursery: the worker of that ticket ended, and how.
     """
@@ -143,6 +145,8 @@ class ProcessEnded:
     """Why it could not be started."""
     log_end: int = 0
     """Where its slot's log ended then."""
+    left: tuple[str, ...] = ()
+    """What it left running and its worker may not kill: in words, which process and whose."""
 
     def printed_since(self, position: int) -> str:
         """What it printed last, without what stood in its slot's log before ``position``: that is of other trials."""
@@ -260,11 +264,12 @@ class Closed:
     """Where its output ends in its slot's log."""
 
     def completed(self, end: ProcessEnded | None) -> Closed:
-        """With the exact figures of a process that was the trial's alone and has ended."""
+        """With what is known of a process that was the trial's alone once it has ended: exact figures, what it left."""
         if end is None:
             return self
         peak, seconds = end.peak_rss or self.peak_rss, end.cpu_seconds or self.cpu_seconds
-        return replace(self, peak_rss=peak, cpu_seconds=seconds, exit_status=end.status)
+        warnings = (*self.warnings, *(f"{what} was left running: it may not be killed from here" for what in end.left))
+        return replace(self, warnings=warnings, peak_rss=peak, cpu_seconds=seconds, exit_status=end.status)
 
     def to_dict(self) -> dict[str, Any]:
         """As a router gives it."""

@@ -9,10 +9,9 @@ Guarantees
     * What is left running of a worker that somebody kills, daemons of its trials included, is ended.
     * Workers need the nursery only until they have loaded: then they live on without it. When it is gone, those that
       were loading are replaced, and the next one that is needed has another nursery made.
-    * Where there can be none (no fork, no FIFO, a thread in it, MAX_LOSSES in a row), workers are interpreters of their
-      own.
-    * It holds a lifeline to the supervisor, and so do its forks: a FIFO whose other end nobody else holds. When the
-      supervisor is gone it ends its workers that do not end by themselves.
+    * Where there can be none (no fork, a thread in it, MAX_LOSSES in a row), workers are interpreters of their own.
+    * It watches the supervisor's process, and so do its forks. When the supervisor is gone, though a fork of it may
+      still hold copies of all its connections, it ends its workers that do not end by themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -62,7 +60,7 @@ class Nursery:
     def __init__(
         self, folder: Path, listener: Listener, limiter: CapacityLimiter, tasks: TaskGroup, modules: tuple[str, ...]
     ) -> None:
-        """``folder``: of the pool, for the lifeline and the nursery's own log. ``modules``: see ``NurserySpec``."""
+        """``folder``: of the pool, for the nursery's own log. ``modules``: see ``NurserySpec``."""
         self._folder = folder
         self._modules = modules
         self._listener = listener
@@ -83,22 +81,6 @@ class Nursery:
         """Of its process, while there is one."""
         return self._interpreter.pid if self._interpreter is not None and self._channel is not None else None
 
-    @contextlib.contextmanager
-    def lifeline(self) -> Iterator[None]:
-        """Hold the end of the lifeline that only the supervisor has."""
-        with contextlib.ExitStack() as stack:
-            if self._losses < MAX_LOSSES:
-                try:
-                    os.mkfifo(self._lifeline, 0o600)
-                    stack.callback(os.close, os.open(self._lifeline, os.O_RDWR | os.O_CLOEXEC))
-                except OSError:  # the folder's file system has no FIFOs, as those of other systems and of some networks
-                    self._losses = MAX_LOSSES
-            yield
-
-    @property
-    def _lifeline(self) -> str:
-        return str(self._folder / "lifeline")
-
     async def is_ready(self) -> bool:
         """Whether it can fork now; one is started if need be."""
         async with self._starting:
@@ -111,7 +93,7 @@ class Nursery:
         log_path = str(self._folder / "nursery.log")
         self._interpreter = Interpreter(log_path, keep_log=False, limiter=self._limiter, program=PROGRAM)
         self._gone, self._scope = anyio.Event(), anyio.CancelScope(shield=True)
-        spec = NurserySpec(visitor.ticket, log_path, self._lifeline, self._modules)
+        spec = NurserySpec(visitor.ticket, log_path, os.getpid(), self._modules)
         self._tasks.start_soon(self._live, self._interpreter, spec, self._scope, self._gone, visitor)
         try:
             with anyio.move_on_after(PATIENCE):

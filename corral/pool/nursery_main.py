@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from corral.pool import guards, host, rehearsal
 from corral.pool.inherited import close_inherited
-from corral.pool.link import Link
+from corral.pool.link import WatchedLink
 from corral.pool.messages import HostSpec, NurserySpec, ProcessEnded, ProcessStarted, StartWorker
 
 PATIENCE = 2.0
@@ -36,15 +36,17 @@ def nursery_main(spec: NurserySpec) -> NoReturn:
     try:
         close_inherited()
         pipes = [os.dup(0), os.dup(1)]  # anyio's: closed, they would mean that this process is dead
+        lifeline = guards.lifeline(spec.supervisor)
         guards.become_leader()
         guards.ignore_terminal_signals()
+        guards.learn_of_children()
         guards.redirect_output(spec.log_path)
         guards.adopt_orphans()  # of workers that somebody kills
         _warm_up(spec.modules, Path(spec.log_path).parent)
         if guards.thread_count() == 1:
             gc.freeze()  # forks share these pages for as long as the collector does not touch them
             gc.enable()
-            _Nursery(spec, Link.connect(spec.ticket), pipes).run()
+            _Nursery(WatchedLink.to(spec.ticket, lifeline), lifeline, pipes).run()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -60,11 +62,10 @@ def _warm_up(modules: Iterable[str], folder: Path) -> None:
 
 
 class _Nursery:
-    def __init__(self, spec: NurserySpec, link: Link, pipes: list[int]) -> None:
-        self._spec = spec
+    def __init__(self, link: WatchedLink, lifeline: int, pipes: list[int]) -> None:
         self._link = link
+        self._lifeline = lifeline
         self._pipes = pipes
-        self._lifeline = os.open(spec.lifeline, os.O_RDONLY | os.O_NONBLOCK)
         self._workers: dict[int, tuple[int, int]] = {}
         """By a descriptor that becomes readable when it ends: a worker's number and its pid."""
 
@@ -72,12 +73,12 @@ class _Nursery:
         """Serve until the supervisor finishes, or is gone."""
         while True:
             poll = select.poll()
-            for descriptor in (self._link.fileno(), *self._workers):
+            for descriptor in (self._link.fileno(), self._lifeline, *self._workers):
                 poll.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll()}
             for descriptor in ready & self._workers.keys():
                 self._report_end(descriptor)
-            if self._link.fileno() in ready and not self._serve():
+            if not ready <= self._workers.keys() and not self._serve():
                 break
         if guards.is_at_end(self._lifeline, PATIENCE):
             self._see_off()
@@ -94,7 +95,8 @@ class _Nursery:
                 _, pid = self._workers.pop(descriptor)
                 os.waitpid(pid, 0)
         for _, pid in self._workers.values():
-            os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
         guards.end_children(set())
 
     def _serve(self) -> bool:

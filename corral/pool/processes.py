@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 from pathlib import Path
 
 import anyio
@@ -136,10 +135,19 @@ def _share(process: psutil.Process) -> int:
 
 async def see_off(processes: list[psutil.Process]) -> None:
     """Kill them and wait until none runs: for those that are nobody's children here."""
-    signal_all(processes, signal.SIGKILL)
+    killed = [process for process in processes if _is_killed(process)]
     with anyio.move_on_after(PATIENCE):
-        while any(map(_runs, processes)):
+        while any(map(_runs, killed)):
             await anyio.sleep(0.005)
+
+
+def _is_killed(process: psutil.Process) -> bool:
+    """Kill it. No if it is gone, or another user's whom this process has no power over."""
+    try:
+        process.kill()
+    except psutil.Error:
+        return False
+    return True
 
 
 def _runs(process: psutil.Process) -> bool:

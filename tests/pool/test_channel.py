@@ -7,6 +7,8 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,12 +18,12 @@ import numpy as np
 import pytest
 
 from corral.errors import ProtocolError, SerializationError
-from corral.pool import channel, glance
+from corral.pool import channel, glance, guards
 from corral.pool.channel import Channel, Listener, Visitor, open_listener
 from corral.pool.hello import Ticket
-from corral.pool.link import Link
+from corral.pool.link import Link, WatchedLink
 from corral.pool.messages import Done, Finish, Message, Perform
-from corral.pool.wire import NOWHERE
+from corral.pool.wire import LARGE, NOWHERE, encode
 from corral.threads import call_blocking
 from corral.types import Action
 
@@ -362,6 +364,48 @@ def test_a_worker_reads_none_when_the_supervisor_is_gone() -> None:
     with pytest.raises(OSError, match="pipe"):
         link.send(Done(1))
     link.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "MSG_NOSIGNAL"), reason="there is no such flag")
+def test_with_sigpipe_at_its_default_a_worker_is_told_that_the_supervisor_is_gone() -> None:
+    """It still has to end what it started."""
+    done = subprocess.run([sys.executable, "-c", PIPED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "told\n"), done.stderr
+
+
+PIPED = """
+import signal, socket
+from corral.pool.link import Link
+from corral.pool.messages import Done
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+ours, theirs = socket.socketpair()
+ours.close()
+try:
+    Link(theirs).send(Done(1))
+except BrokenPipeError:
+    print("told")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="elsewhere an end-of-file has to do")
+@pytest.mark.parametrize("message", [Done("x" * 100), Done(np.zeros(LARGE // 8))], ids=["small", "large"])
+def test_a_watched_link_ends_with_the_supervisor_whoever_holds_its_other_end(message: Done) -> None:
+    """What was sent before is read; half a message is not waited for."""
+    ours, theirs = socket.socketpair()
+    supervisor = subprocess.Popen(["sleep", "300"])
+    lifeline = guards.lifeline(supervisor.pid)
+    link = WatchedLink(theirs, lifeline)
+    with ours:
+        ours.sendall(b"".join(encode(Done(1))))
+        assert link.receive() == Done(1), "the supervisor is there"
+        half = b"".join(encode(message))
+        ours.sendall(b"".join(encode(Done(2))) + half[: len(half) // 2])
+        supervisor.kill()
+        supervisor.wait()
+        assert link.receive() == Done(2)
+        assert link.receive() is None
+    link.close()
+    os.close(lifeline)
 
 
 def test_messages_are_a_closed_union() -> None:

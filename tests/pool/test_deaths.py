@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -71,6 +72,79 @@ async def test_the_error_names_how_the_process_ended(fresh: str) -> None:
                 assert (end.status, end.peak_rss > 10**6) == (status, True)
         assert await serves(workers)
         assert workers.statistics().restarts == 0, "a crash of a trial process costs no worker"
+
+
+def reap(*_: object) -> None:
+    """As some libraries do: wait for whichever child has ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+CHILD_SIGNAL = "import signal; result = repr(signal.getsignal(signal.SIGCHLD))"
+
+
+def build_ignoring_children() -> Any:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    return pool_envs.build()
+
+
+def build_reaping_children() -> Any:
+    signal.signal(signal.SIGCHLD, reap)
+    return pool_envs.build()
+
+
+@pytest.mark.parametrize(
+    ("build", "handler"), [(build_ignoring_children, "Handlers.SIG_IGN"), (build_reaping_children, "<function reap")]
+)
+async def test_what_a_builder_does_about_children_that_end_is_for_its_own(
+    build: Callable[[], Any], handler: str, fresh: str
+) -> None:
+    """A trial finds it as the builder left it; its worker learns how trials end all the same."""
+    async with pool(build, fresh=fresh) as workers:
+        for _ in range(3):
+            async with workers.lease() as lease:
+                runtime_id = await opened(lease)
+                found = await python(lease, runtime_id, CHILD_SIGNAL)
+                assert handler in found
+                with pytest.raises(WorkerDied) as caught:
+                    await respond(lease, runtime_id, SEGFAULT)
+                assert caught.value.exit_status == -signal.SIGSEGV
+        assert workers.statistics().restarts == 0
+
+
+def build_without_power() -> Any:
+    """In the worker, what is called sleep is as another user's."""
+    kill = os.kill
+
+    def denied(pid: int, number: int) -> None:
+        if psutil.Process(pid).name() == "sleep":
+            raise PermissionError(1, "Operation not permitted")
+        kill(pid, number)
+
+    os.kill = denied
+    return pool_envs.build()
+
+
+@pytest.mark.skipif(not LINUX, reason="there is no subreaper")
+async def test_what_a_worker_may_not_kill_costs_a_warning_and_no_worker() -> None:
+    """As where a trial starts a service as another user."""
+    start = "import subprocess; result = subprocess.Popen(['sleep', '300'], start_new_session=True).pid"
+    async with pool(build_without_power) as workers:
+        told, started = [], []
+        for code in (start, "result = 0"):
+            async with workers.lease() as lease:
+                runtime_id = await opened(lease)
+                started.append(await python(lease, runtime_id, code))
+                closed = await lease.close_trial(runtime_id, last=True)
+            told.append(closed.completed(lease.end_of_process()).warnings)
+        left = started[0]
+        user = psutil.Process(left).username()
+        what = f"sleep (pid {left}) of the user {user}"
+        assert told == [(f"{what} was left running: it may not be killed from here",), ()]
+        assert lives(left)
+        assert workers.statistics().restarts == 0
+    await gone(left)
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -196,23 +195,6 @@ async def test_without_a_nursery_workers_are_interpreters_of_their_own(monkeypat
             pids = {worker.pid for worker in workers.statistics().workers}
         assert workers.statistics().nursery_pid is None
         assert {psutil.Process(pid).ppid() for pid in pids if pid} == {os.getpid()}
-
-
-async def test_where_a_folder_can_hold_no_fifo_workers_are_interpreters_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, fresh: str
-) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # as exFAT does, and some file systems of a network
-
-    monkeypatch.setattr(os, "mkfifo", refused)
-    async with pool(build, fresh=fresh) as workers:
-        assert await once(workers, "result = 1 + 1") == 2
-        statistics = workers.statistics()
-        pid = statistics.workers[0].pid
-        assert statistics.nursery_pid is None
-        assert pid is not None
-        assert psutil.Process(pid).ppid() == os.getpid()
-    await gone(pid)
 
 
 def end(spec: object) -> None:

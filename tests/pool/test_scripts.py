@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.pool_scripts import Script
-from tests.support.pool_waiting import remain
+from tests.support.pool_waiting import lives, remain
 
 GUARDED = """
     async def main():
@@ -146,6 +148,7 @@ LOADING_TO_FORK = """
 """
 
 SLEEP = "time.sleep(300)"
+NO_NURSERY = "import corral.pool.nursery; corral.pool.nursery.MAX_LOSSES = 0"
 REGEX = "re.match('(a+)+$', 'a' * 60 + 'b')"
 
 
@@ -220,6 +223,161 @@ def test_a_killed_supervisor_takes_a_worker_with_it_that_loads_late(tmp_path: Pa
     process, pids = watch(script, lambda: script.wait_for(3))
     end(process, signal.SIGKILL)
     assert remain(pids) == []
+
+
+HELPED = """
+    NURSERY
+
+    HANG = "import os, time; open(os.environ['PIDS'] + '.there', 'w'); time.sleep(300)"
+
+    def build():
+        note()
+        LOAD
+        return {"a": Mine("a")}
+
+    async def fork_once_there():
+        "As ``multiprocessing`` does: a child holds whatever this process held, and lives on."
+        while not os.path.exists(os.environ["PIDS"] + ".there"):
+            await anyio.sleep(0.01)
+        if (helper := os.fork()) == 0:
+            time.sleep(300)
+            os._exit(0)
+        print(helper, flush=True)
+
+    async def main():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fork_once_there)
+            async with WorkerPool(build, WorkerPoolConfig(size=1, fresh=FRESH)) as pool:
+                async with pool.lease() as lease:
+                    await run(lease, START_CHILD + HANG)
+
+    if __name__ == "__main__":
+        anyio.run(main)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an end-of-file has to do")
+@pytest.mark.parametrize("fresh", ["fork", "spawn"])
+@pytest.mark.parametrize("load", ["", "exec(HANG)"], ids=["busy", "loading"])
+@pytest.mark.parametrize("nursery", ["", NO_NURSERY], ids=["nursery", "no nursery"])
+def test_a_killed_supervisor_takes_its_workers_with_it_though_a_fork_of_it_lives(
+    tmp_path: Path, nursery: str, load: str, fresh: str
+) -> None:
+    """No connection of theirs is at its end then: the fork holds the supervisor's end of each."""
+    script = Script(tmp_path, HELPED.replace("NURSERY", nursery).replace("LOAD", load).replace("FRESH", repr(fresh)))
+    process = script.start()
+    assert process.stdout is not None
+    helper = int(process.stdout.readline() or pytest.fail("it did not get there"))
+    try:
+        pids = sorted({*family(process.pid), *script.pids()} - {helper})
+        process.kill()
+        process.wait(10)
+        assert remain(pids) == []
+        assert lives(helper)
+    finally:
+        os.kill(helper, signal.SIGKILL)
+        process.communicate(timeout=10)
+
+
+PIPED = """
+    import signal, psutil
+    from corral.errors import TrialError
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+    def kill(pid):
+        "And hold the event loop until it is gone: so what is sent next goes to nobody."
+        os.kill(pid, signal.SIGKILL)
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+
+    async def main():
+        async with WorkerPool(build, WorkerPoolConfig(size=1)) as pool:
+            async with pool.lease() as lease:
+                trial, worker = await run(lease, "import os; result = [os.getpid(), os.getppid()]")
+                kill(trial)
+                WORKER
+                try:
+                    await lease.perform("t", Action.EXECUTE, ("python", {"code": ""}), "tool python")
+                except TrialError as error:
+                    print(type(error).__name__)
+            async with pool.lease() as lease:
+                print(await run(lease, "result = 2"))
+
+    if __name__ == "__main__":
+        anyio.run(main)
+"""
+
+
+@pytest.mark.skipif(not hasattr(socket, "MSG_NOSIGNAL"), reason="there is no such flag")
+@pytest.mark.parametrize("worker", ["", "kill(worker)"], ids=["trial process", "and its worker"])
+def test_with_the_usual_sigpipe_of_scripts_what_died_is_no_end_of_the_supervisor(tmp_path: Path, worker: str) -> None:
+    done = Script(tmp_path, PIPED.replace("WORKER", worker)).run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "WorkerDied\n2\n", "")
+
+
+DEAF = """
+    import math, signal
+    from corral.pool.interpreter import Interpreter
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+    async def main():
+        program = "import os, time; os.close(0); os.write(1, b'READY' + bytes([10])); time.sleep(300)"
+        limiter = anyio.CapacityLimiter(math.inf)
+        deaf = Interpreter(os.environ["PIDS"] + ".log", keep_log=False, limiter=limiter, program=program)
+        try:
+            await deaf.run(print, "x" * 10**6)
+        except anyio.BrokenWorkerProcess as error:
+            print(type(error.__cause__).__name__, deaf.status)
+
+    anyio.run(main, backend=BACKEND)
+"""
+
+
+@pytest.mark.skipif(not hasattr(socket, "MSG_NOSIGNAL"), reason="there is no such flag")
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_with_that_sigpipe_an_interpreter_that_does_not_listen_is_none_either(tmp_path: Path, backend: str) -> None:
+    done = Script(tmp_path, DEAF.replace("BACKEND", repr(backend))).run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "BrokenPipeError -9\n", "")
+
+
+IGNORING = """
+    import signal
+    from corral.errors import TrialError
+    NURSERY
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    TOOLS = [
+        "import os; os.kill(os.getpid(), 11)",
+        "import os, time; os.kill(os.getppid(), 9); time.sleep(60)",
+        "import signal; result = signal.getsignal(signal.SIGCHLD).name",
+    ]
+
+    async def main():
+        async with WorkerPool(build, WorkerPoolConfig(size=1)) as pool:
+            for code in TOOLS:
+                async with pool.lease() as lease:
+                    await lease.open(TrialSpec(f"t{TOOLS.index(code)}", "a"))
+                    trial = f"t{TOOLS.index(code)}", Action.EXECUTE, ("python", {"code": code}), "tool python"
+                    try:
+                        print((await lease.perform(*trial)).result)
+                    except TrialError as error:
+                        print(error.exit_status)
+            print(pool.statistics().restarts)
+
+    if __name__ == "__main__":
+        anyio.run(main, backend=BACKEND)
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize(("nursery", "of_worker"), [("", "-9"), (NO_NURSERY, "None")], ids=["nursery", "no nursery"])
+def test_where_the_ends_of_children_are_ignored_those_of_trials_are_known(
+    tmp_path: Path, nursery: str, of_worker: str, backend: str
+) -> None:
+    """In the script, and so in all that it starts. Of its own children, it knows what the system still tells."""
+    script = Script(tmp_path, IGNORING.replace("NURSERY", nursery).replace("BACKEND", repr(backend)))
+    done = script.run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"-11\n{of_worker}\nSIG_IGN\n1\n", "")
 
 
 def test_an_interrupted_supervisor_ends_its_workers_itself(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ from corral.types import Action, TaskInfo, TrialSpec
 TICKET = Ticket("/tmp/pool.sock", 7, b"s" * 32)
 
 MESSAGES: list[Message] = [
-    StartWorker(HostSpec(TICKET, 0, "/tmp/slot-0", "/tmp/slot-0.log", False)),
+    StartWorker(HostSpec(TICKET, 0, "/tmp/slot-0", "/tmp/slot-0.log", False, 1234)),
     Load(b"builder", "auto"),
     Imported(),
     Loaded({"a": TaskInfo("a", "process", ("b",))}, "fork", ("left open",)),

@@ -48,6 +48,7 @@ def main() -> None:
     os.dup2(2, 1)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the driver decides, and the end of the input
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a Dask worker may have been started with it ignored
     order = _read_order(commands)
     if order is not None:
         _settle(order)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -139,6 +140,8 @@ class Engine:
         failures = self._failures
 
         def run() -> None:
+            if hasattr(signal, "SIGPIPE"):  # of a node that is gone: at its default it would end this whole process
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
             try:
                 run_driver(partial(self._main, lambda: self._tell(opened.set)))
             except BaseException as error:

@@ -60,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Be a Dask worker until one of the ends comes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a launcher may have it ignored: no child's end could be waited for
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])  # as the driver has it, which may have started this
     options = parser().parse_args()
     lifeline = _lifeline() if options.piped else None
     security = {"tls_ca_file": options.tls_ca_file, "tls_worker_cert": options.tls_cert,

@@ -2,7 +2,7 @@
 
 Guarantees
     * A node process that ended is started again, after a wait that grows while its ends follow each other quickly.
-    * Every node process hangs by its standard input: whatever ends this process ends them.
+    * Every node process hangs by its standard input, a leash: whatever ends this process ends them.
     * No certificate is in a command line or a file: they go through that input.
 Why not distributed's LocalCluster and SSHCluster: the nodes of the first run the user's main script first, as
 multiprocessing does it; the second shows keys in command lines, and its nodes outlive a supervisor that was killed.
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corral.errors import ConfigError, describe_exit
+from corral.leash import Leash
 from corral.pool.config import available_cpus
 from corral.pool.dask.launch import LocalNodes, SSHNodes
 from corral.pool.dask.started import SCHEDULER_OPTIONS, Started, end_of_log, quiet, worker_credentials
@@ -149,23 +150,23 @@ class _Node:
 
     async def _live(self) -> int:
         """One process, from its start to its end; its exit status."""
-        with self._log.open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # a terminal's Ctrl-C is for the supervisor, which ends them in order
-            )
-        assert process.stdin is not None
-        try:
-            with contextlib.suppress(ConnectionError):  # it has ended already
-                process.stdin.write(self._credentials)
-                await process.stdin.drain()
-            return await process.wait()
-        finally:
-            process.stdin.close()
-            await _ended(process)
+        with Leash() as leash:
+            with self._log.open("wb") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=leash.end,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # a terminal's Ctrl-C is for the supervisor, which ends them in order
+                )
+            leash.given()
+            try:
+                with contextlib.suppress(ConnectionError):  # it has ended already
+                    leash.write(self._credentials)
+                return await process.wait()
+            finally:
+                leash.let_go()
+                await _ended(process)
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

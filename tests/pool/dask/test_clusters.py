@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import psutil
 import pytest
 
 pytest.importorskip("distributed")
@@ -173,6 +174,36 @@ async def test_the_nodes_of_a_killed_supervisor_end(jobs: Path) -> None:
                 await eventually(lambda: len(batch_system.running(jobs)) == 2)
             driver.kill()
     await eventually(lambda: not batch_system.running(jobs), within=60)
+
+
+FORKING_DRIVER = """
+import asyncio, os, time
+from corral.pool.dask.cluster import launched
+from corral.pool.dask.launch import LocalNodes
+async def main():
+    async with launched(LocalNodes(2)) as started:
+        while len(started._scheduler.workers) < 2:
+            await asyncio.sleep(0.05)
+        if (fork := os.fork()) == 0:
+            time.sleep(600)
+            os._exit(0)
+        print(fork, flush=True)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+async def test_the_nodes_of_a_killed_supervisor_end_though_a_fork_of_it_lives() -> None:
+    with subprocess.Popen([sys.executable, "-c", FORKING_DRIVER], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        fork = int(driver.stdout.readline())
+        try:
+            nodes = {child.pid for child in psutil.Process(driver.pid).children(recursive=True)} - {fork}
+            assert len(nodes) >= 2
+            driver.kill()
+            await gone(*nodes, within=15)
+        finally:
+            os.kill(fork, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("launch", [LocalNodes(2, python="/usr/bin/env"), LocalNodes(1, python="/bin/false")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,16 @@ class Mute(Engine):
         self.asked = True
 
 
+class Masked(Mute):
+    """Knows which signals its thread holds off."""
+
+    held_off: set[Any]
+
+    async def _main(self, opened: Callable[[], None]) -> None:
+        self.held_off = set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        await super()._main(opened)
+
+
 class Broken(Mute):
     """Its driver fails while a call is under way."""
 
@@ -52,6 +63,14 @@ async def engine() -> Mute:
     engine = Mute(DaskConfig("tls://nowhere:1"), never, None, lambda event: None)
     await engine.open()
     return engine
+
+
+async def test_what_is_written_to_a_lost_node_sends_the_driver_no_signal() -> None:
+    engine = Masked(DaskConfig("tls://nowhere:1"), never, None, lambda event: None)
+    await engine.open()
+    await engine.close()
+    assert engine.held_off == {signal.SIGPIPE}
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), "other threads have it as the user wants it"
 
 
 async def test_a_call_that_is_under_way_ends_with_the_connection(engine: Mute) -> None:
