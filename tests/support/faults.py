@@ -142,13 +142,13 @@ def at_import() -> None:
     strike("spawn")
     from corral.pool.link import Link
 
-    connect = Link.connect.__func__  # type: ignore[attr-defined]
+    connect = Link.connect
 
-    def connect_late(kind: Any, ticket: Any) -> Any:
+    def connect_late(ticket: Any) -> Any:
         strike("hello")
-        return connect(kind, ticket)
+        return connect(ticket)
 
-    Link.connect = classmethod(connect_late)  # type: ignore[method-assign, assignment]
+    Link.connect = staticmethod(connect_late)  # type: ignore[method-assign]
 
 
 class Faulty(Environment):
