@@ -7,6 +7,7 @@ Guarantees
     * Placement: "thread" runs in-process; "process" on a leased slot. Without a pool "process", and "serial" always,
       run one at a time.
     * A trial that is opened is closed exactly once, and its slot or gate is given back, however it ended.
+    * Closing an episode ends what is open of it and turns back what is being opened, and only then gives back its slot.
     * A call that passes its limit is ended from outside, the trial with it; the limit starts when the call starts.
     * Calls of one trial, and of one episode on a slot, run one after the other, however many an agent makes at once.
     * Closing a trial ends the call that is still under way; nobody gets its late answer.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from corral.door import Door
 from corral.errors import (
     ConfigError,
     ConfigureTimeout,
@@ -70,6 +72,23 @@ class ServiceLimits:
     close_timeout: float = 10.0
     setup_timeout: float | None = None
     """Of building a trial's environment and of its ``setup_fn``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is to be opened of a task."""
+
+    trial_index: int
+    seed: int
+    outputs: Mapping[str, Any]
+    tool_jobs: int
+    tool_calls: tuple[ToolCall, ...]
+
+    def spec(self, runtime_id: str, info: TaskInfo, outputs: Mapping[str, Any]) -> TrialSpec:
+        """The trial as its runtime is told of it. ``outputs``: those of its episode, which count for less."""
+        stores = (outputs, self.outputs)
+        needed = {parent: store[parent] for parent in info.parents for store in stores if parent in store}
+        return TrialSpec(runtime_id, info.task_id, self.trial_index, self.seed, needed, self.tool_jobs, self.tool_calls)
 
 
 def _within(seconds: float | None) -> AbstractContextManager[object]:
@@ -125,17 +144,33 @@ class TrialService:
         """Open a trial runtime, waiting for a slot or the gate if need be.
 
         ``outputs`` are its parents', where they are not of this episode here. ``tool_calls`` were made before, of a
-        trial that is only to be scored again. Raises NotFound for an unknown task,
-        EnvStartError if the environment cannot be set up.
+        trial that is only to be scored again. Raises NotFound for an unknown task, or if the episode is closed
+        meanwhile, EnvStartError if the environment cannot be set up.
         """
         info = self._info(task_id)
         check_count(tool_jobs_per_trial, "tool_jobs_per_trial")
-        episode = self._episodes.setdefault(episode_id, OpenEpisode()) if episode_id is not None else None
-        trial = await self._placed(info, episode, trial_index, episode_id)
-        self.opening[TrialKey(task_id, trial_index)] = trial
-        stores = (episode.outputs if episode is not None else {}, outputs or {})
-        needed = {parent: store[parent] for parent in info.parents for store in stores if parent in store}
-        spec = TrialSpec(trial.runtime_id, task_id, trial_index, seed, needed, tool_jobs_per_trial, tool_calls)
+        order = _Order(trial_index, seed, outputs or {}, tool_jobs_per_trial, tool_calls)
+        if episode_id is None:
+            return await self._open(info, order)
+        episode = self._episode(episode_id)
+        with episode.door.entering():
+            trial = await self._open(info, order, episode_id, episode)
+            episode.open_trials.add(trial.runtime_id)
+        return trial
+
+    def _episode(self, episode_id: str) -> OpenEpisode:
+        if (episode := self._episodes.get(episode_id)) is None:
+            door = Door(partial(NotFound, "episode", episode_id))
+            episode = self._episodes[episode_id] = OpenEpisode(door)
+        return episode
+
+    async def _open(
+        self, info: TaskInfo, order: _Order, episode_id: str | None = None, episode: OpenEpisode | None = None
+    ) -> OpenTrial:
+        trial = await self._placed(info, episode, order.trial_index, episode_id)
+        key = TrialKey(info.task_id, order.trial_index)
+        self.opening[key] = trial
+        spec = order.spec(trial.runtime_id, info, episode.outputs if episode is not None else {})
         try:
             await self._open_within_limit(trial, spec)
         except BaseException as error:
@@ -147,10 +182,8 @@ class TrialService:
                 error.closed = Closed().completed(trial.end_of_process())
             raise
         finally:
-            self.opening.pop(TrialKey(task_id, trial_index), None)
+            self.opening.pop(key, None)
         self._trials[trial.runtime_id] = trial
-        if episode is not None:
-            episode.open_trials.add(trial.runtime_id)
         return trial
 
     async def _placed(
@@ -242,22 +275,34 @@ class TrialService:
             trial.turn.release()
 
     async def close_episode(self, episode_id: str) -> None:
-        """Close what is still open of an episode, and give back its slot."""
-        episode = self._episodes.pop(episode_id, None)
-        if episode is None:
+        """Close what is open of an episode, or is being opened, and give back its slot. NotFound for a second time.
+
+        It keeps its name until then, so that no trial can come by its slot, or begin another one of that name.
+        """
+        episode = self._episodes.get(episode_id)
+        if episode is None or episode.door.is_shut:
             raise NotFound("episode", episode_id)
+        episode.door.shut()
         with anyio.CancelScope(shield=True):
-            for runtime_id in list(episode.open_trials):
-                trial = self._trials.pop(runtime_id)
-                await self._close_within_limit(trial)
-                await self._let_go(trial)
-            if episode.host is not None and self.pool is not None:
-                await self.pool.release(episode.host)  # type: ignore[arg-type]
+            try:
+                await episode.door.emptied()
+                await self._close_trials(episode)
+                if episode.host is not None and self.pool is not None:
+                    await self.pool.release(episode.host)  # type: ignore[arg-type]
+            finally:
+                del self._episodes[episode_id]
+
+    async def _close_trials(self, episode: OpenEpisode) -> None:
+        while episode.open_trials:
+            trial = self._trials.pop(episode.open_trials.pop())
+            await self._close_within_limit(trial)
+            await self._let_go(trial)
 
     async def aclose(self) -> None:
         """Close every trial and episode."""
         for episode_id in list(self._episodes):
-            await self.close_episode(episode_id)
+            with suppress(NotFound):  # it is being closed
+                await self.close_episode(episode_id)
         for runtime_id in list(self._trials):
             await self.close_trial(runtime_id)
 

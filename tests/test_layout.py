@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"errors", "lean", "shell"},
     {"types"},
     {
-        "arguments", "blame", "bodies", "call_history", "calls", "counters", "data", "guard", "guests", "guide",
+        "arguments", "blame", "bodies", "call_history", "calls", "counters", "data", "door", "guard", "guests", "guide",
         "header", "jobs", "listening", "loop", "once", "plain", "process_state", "protocol", "recipe", "record_shapes",
         "records", "schema", "scratch", "shapes", "tasks", "threads", "tools", "turns", "unwrap", "waiting",
     },
