@@ -40,6 +40,8 @@ class OpenTrial:
     fault: TrialError | None = None
     """What broke it."""
     worker: WorkerRef | None = None
+    warnings: tuple[str, ...] = ()
+    """What it began with that its record is to tell."""
     output: str = ""
     """The tail of what its process printed, where that was killed."""
     result: TaskTrialResult | None = None

@@ -12,6 +12,8 @@ Guarantees
     * Calls of one trial, and of one episode on a slot, run one after the other, however many an agent makes at once.
     * Closing a trial ends the call that is still under way; nobody gets its late answer.
     * A task of an episode gets the outputs of its parents.
+    * A call in this process that was given up keeps what must run alone waiting, for at most ``lingering.LINGER``
+      seconds; a trial that begins beside it then says so in its warnings.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,7 @@ from corral.errors import (
 )
 from corral.hosts import InProcessHost
 from corral.lean import dataclass
+from corral.lingering import Lingering
 from corral.open_trial import OpenEpisode, OpenTrial
 from corral.pool.messages import Closed, Done
 from corral.pool.supervisor import WorkerPool
@@ -127,6 +131,7 @@ class TrialService:
         self._waits = waits
         self._gate = anyio.Semaphore(1)
         self._gate_holder: str | None = None
+        self._lingering = Lingering()
 
     # ---- opening and closing ----
 
@@ -179,7 +184,7 @@ class TrialService:
             await self._let_go(trial)
             if isinstance(error, TrialError):
                 error.output = error.output or trial.host.last_output()
-                error.closed = Closed().completed(trial.end_of_process())
+                error.closed = Closed(trial.warnings).completed(trial.end_of_process())
             raise
         finally:
             self.opening.pop(key, None)
@@ -191,24 +196,30 @@ class TrialService:
     ) -> OpenTrial:
         """A trial that has its place, and is yet to be opened there."""
         trial = partial(OpenTrial, f"tr_{secrets.token_hex(8)}", info.task_id, trial_index, episode_id=episode_id)
+        gated = info.mode == "serial" or (info.mode == "process" and self.pool is None)
+        warnings = await (self._pass_gate(info.task_id) if gated else self._lingering.wait(gated=False))
         if info.mode == "process" and self.pool is not None:
             if episode is None:
-                return trial(await self.pool.acquire())
+                return trial(await self.pool.acquire(), warnings=warnings)
             async with episode.placing:  # two at once must not lease two slots
                 episode.host = episode.host or await self.pool.acquire()
-            return trial(episode.host, turn=episode.turn)
-        gated = info.mode != "thread"
-        if gated:
-            await self._pass_gate(info.task_id)
-        return trial(InProcessHost(self._source, self._work_root, seed_globals=gated), gated=gated)
+            return trial(episode.host, turn=episode.turn, warnings=warnings)
+        host = InProcessHost(self._source, self._work_root, seed_globals=gated)
+        return trial(host, gated=gated, warnings=warnings)
 
-    async def _pass_gate(self, task_id: str) -> None:
+    async def _pass_gate(self, task_id: str) -> tuple[str, ...]:
+        """Wait until the trial may run alone, and have the gate. What its record is to tell, if it does not."""
         if not self._waits and self._gate_holder is not None:
             raise ConfigError(
                 f"a trial of {task_id!r} must run alone here, and one of {self._gate_holder!r} is open: close it first"
             )
         await self._gate.acquire()
         self._gate_holder = task_id
+        try:
+            return await self._lingering.wait(gated=True)
+        except BaseException:
+            self._open_gate()
+            raise
 
     async def _open_within_limit(self, trial: OpenTrial, spec: TrialSpec) -> None:
         seconds = self._limits.setup_timeout
@@ -228,14 +239,19 @@ class TrialService:
 
     async def _let_go(self, trial: OpenTrial) -> None:
         """Give back what the trial held. An episode's lease stays with the episode."""
-        if trial.gated:
-            self._open_gate(trial)
-        pooled = not isinstance(trial.host, InProcessHost)
-        if pooled and trial.episode_id is None and self.pool is not None:
+        if isinstance(trial.host, InProcessHost):
+            self._leave(trial, trial.host)
+        elif trial.episode_id is None and self.pool is not None:
             await self.pool.release(trial.host)  # type: ignore[arg-type]
 
-    def _open_gate(self, trial: OpenTrial) -> None:
-        trial.gated = False
+    def _leave(self, trial: OpenTrial, host: InProcessHost) -> None:
+        if (mode := self._info(trial.task_id).mode) != "thread":
+            self._lingering.note(host, TrialKey(trial.task_id, trial.trial_index), mode)
+        if trial.gated:
+            trial.gated = False
+            self._open_gate()
+
+    def _open_gate(self) -> None:
         self._gate_holder = None
         self._gate.release()
 
@@ -250,7 +266,7 @@ class TrialService:
             closed = await self._close_within_limit(trial)
         finally:
             await self._let_go(trial)
-        return closed.completed(trial.end_of_process())
+        return replace(closed, warnings=trial.warnings + closed.warnings).completed(trial.end_of_process())
 
     async def _close_within_limit(self, trial: OpenTrial) -> Closed:
         seconds = self._limits.close_timeout
@@ -391,7 +407,8 @@ class TrialService:
         if task_id not in self._shared or self._shared[task_id] not in self._trials:
             trial = await self.create_trial(task_id)
             if trial.gated:  # only calls pass the gate here: a trial that stays open would keep it for good
-                self._open_gate(trial)
+                trial.gated = False
+                self._open_gate()
             self._shared[task_id] = trial.runtime_id
         return self._shared[task_id]
 

@@ -29,7 +29,10 @@ LAYERS: list[set[str]] = [
     {"environment"},
     {"catalogue", "runtime", "source"},
     {"envs.*", "episode", "journal", "plan", "planner", "pool.*"},
-    {"collector", "crew", "hosts", "open_trial", "report.*", "routers", "scheduler", "service", "settings"},
+    {
+        "collector", "crew", "hosts", "lingering", "open_trial", "report.*", "routers", "scheduler", "service",
+        "settings",
+    },
     {"agents.*", "app", "client", "endpoints", "exchange", "front", "mcp_bridge", "openapi", "remote", "serving"},
     {"attempt", "attempt_log", "connection", "envs.wetlab.agents", "report.regrade", "runner", "session"},
     {"__main__", "cli", "named", "server", "pool.__main__", "report.__main__", "report.command"},
