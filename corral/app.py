@@ -45,6 +45,7 @@ from corral.service import ServiceLimits, TrialService
 from corral.source import EnvironmentSource
 from corral.threads import call_blocking
 from corral.types import Action, TaskInfo
+from corral.unwrap import unwrapped
 
 if TYPE_CHECKING:
     from corral.mcp_bridge import McpBridge
@@ -108,6 +109,12 @@ class EnvironmentServer:
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Start it; it serves while the block runs; then close every trial and stop the pool."""
+        with unwrapped():
+            async with self._started():
+                yield
+
+    @asynccontextmanager
+    async def _started(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             service = await self._start_service(stack)
             front = Front(service, idle_timeout=self._settings.idle_timeout)

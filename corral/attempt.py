@@ -52,6 +52,7 @@ from corral.types import (
     derive_seed,
     shown,
 )
+from corral.unwrap import sole
 
 UNANSWERED = frozenset({"max_iterations", "timeout", "no_answer"})
 """Agent statuses that mean: no answer within its budget. Such a trial is graded, with 0."""
@@ -220,7 +221,9 @@ class TrialDriver:
                 else:
                     given = await call_blocking(_in_thread, log.agent, interface, job.key.task_id)
         except (Exception, SystemExit) as error:
-            failure = error
+            failure = sole(
+                error
+            )  # an agent may have task groups of its own, and what failed in them says who is to blame
         if not isinstance(failure, TrialError):  # else it came by way of the router, which has seen it
             await self._connection.review(log.opened or {})
         if (fault := self._fault(log)) is not None:

@@ -185,15 +185,16 @@ class Bound:
             seen.result = result
         return result
 
-    def note_opened(
-        self, data: dict[str, Any], run_id: str | None, episode_id: str | None, index: int | None
-    ) -> dict[str, Any]:
-        """A trial was opened."""
-        self.link.opened(data, index)
+    def note_episode(self, run_id: str | None, episode_id: str | None) -> None:
+        """A trial of it is about to be opened. Before that is asked for: who is stopped meanwhile is to close it."""
         if episode_id is not None:
             names, name = self.link.episodes.setdefault(episode_id, []), calls.episode_name(run_id, episode_id)
             if name not in names:
                 names.append(name)
+
+    def note_opened(self, data: dict[str, Any], index: int | None) -> dict[str, Any]:
+        """A trial was opened."""
+        self.link.opened(data, index)
         return data
 
     def episode_name_of(self, episode_id: str) -> str:

@@ -200,7 +200,7 @@ async def _open(visit: Visit) -> Any:
 
 async def _forsake(front: Front, opened: Any) -> None:
     with suppress(NotFound):  # the idle limit was faster
-        await front.close(opened["trial_runtime_id"], "never fetched")
+        await front.forsake(opened["trial_runtime_id"])
 
 
 async def _close(visit: Visit) -> Any:

@@ -7,6 +7,8 @@ Guarantees
       most SWEEP seconds later. Waiting for a call's end is use, however long it takes; a call whose client has gone is
       none, and is ended with the trial.
     * A task's shared trial that nothing was done in, or that is over, keeps no slot from anyone who waits.
+    * An episode that is closed while trials of it are being opened turns these back, and only then gives its slot back:
+      none of them is left over, and none shares the slot with those who get it next.
     * Draining: no trial is opened any more, those that wait are told so, and what runs goes on.
 Assumption: nobody else opens or closes trials of the service.
 """
@@ -15,8 +17,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import anyio
@@ -24,6 +26,7 @@ from anyio.abc import TaskGroup
 
 from corral.bodies import NewTrial
 from corral.counters import Counters
+from corral.door import Door
 from corral.errors import ConfigError, NotFound, TrialError
 from corral.guests import Guest, Place, Stay, Visits
 from corral.open_trial import OpenTrial
@@ -41,6 +44,8 @@ SWEEP = 1.0
 SHARED = "shared"
 """The run that the tasks' shared trials belong to."""
 
+STOPPING = "the environment server is stopping and opens no trials any more"
+
 _DEEDS = frozenset({Action.EXECUTE, Action.CONFIGURE})
 
 
@@ -50,7 +55,7 @@ class Front:
     def __init__(self, service: TrialService, *, idle_timeout: float, counters: Counters | None = None) -> None:
         self.service = service
         self.counters = counters or Counters()
-        self.draining = False
+        self._door = Door(lambda: Draining(STOPPING))
         self._idle_timeout = idle_timeout
         self._slots = Turns(service.pool.size if service.pool is not None else 0)
         self._gate = Turns(1)
@@ -58,13 +63,17 @@ class Front:
         self._stays: dict[str, Stay] = {}
         self._shared: dict[str, Guest] = {}
         self._sharing: dict[str, anyio.Lock] = {}
-        self._arriving: set[anyio.CancelScope] = set()
         self.visits = Visits(self._used)
         """Who waits for an answer: kept by who serves the requests."""
         self._calls = 0
         self._room = anyio.Lock()
 
     # ---- what it tells ----
+
+    @property
+    def draining(self) -> bool:
+        """Whether no trial is opened any more."""
+        return self._door.is_shut
 
     @property
     def waiting(self) -> int:
@@ -96,44 +105,44 @@ class Front:
     # ---- trials ----
 
     async def open(self, task_id: str, order: NewTrial) -> OpenTrial:
-        """Open a trial when its turn comes. Draining if the server stops meanwhile."""
+        """Open a trial when its turn comes. Draining if the server stops meanwhile, NotFound if its episode ends."""
         info, began = self.info(task_id), time.monotonic()
         guest = Guest("", order.benchmark_run_id or "")
         stay = self._stay(order, guest.run)
-        async with self._arrival(stay):
-            await self._place(info, guest, stay)
-            try:
-                trial = await self.service.create_trial(task_id, **_wanted(order))
-            except BaseException:
-                self._leave(guest, info)
-                raise
+        try:
+            with self._arrival(stay):
+                trial = await self._open(info, guest, stay, order)
+        except anyio.get_cancelled_exc_class():  # its client has gone
+            if stay is not None:
+                await self._close_unused(stay)
+            raise
+        self.counters.opened.labels(info.mode).inc()
+        log.info("trial opened", extra=_facts(trial, run=guest.run, waited_s=round(time.monotonic() - began, 3)))
+        return trial
+
+    async def _open(self, info: TaskInfo, guest: Guest, stay: Stay | None, order: NewTrial) -> OpenTrial:
+        await self._place(info, guest, stay)
+        try:
+            trial = await self.service.create_trial(info.task_id, **_wanted(order))
+        except BaseException:
+            self._leave(guest, info)
+            raise
         guest.name = trial.runtime_id
         guest.use()
         self._trials[trial.runtime_id] = guest
         if stay is not None:
             stay.trials.add(trial.runtime_id)
-        self.counters.opened.labels(info.mode).inc()
-        log.info("trial opened", extra=_facts(trial, run=guest.run, waited_s=round(time.monotonic() - began, 3)))
+            stay.opened += 1
         return trial
 
-    @asynccontextmanager
-    async def _arrival(self, stay: Stay | None = None) -> AsyncIterator[None]:
-        sentence = "the environment server is stopping and opens no trials any more"
-        if self.draining:
-            raise Draining(sentence)
-        with anyio.CancelScope() as scope:
-            self._arriving.add(scope)
+    @contextmanager
+    def _arrival(self, stay: Stay | None = None) -> Iterator[None]:
+        with ExitStack() as doors:
+            doors.enter_context(self._door.entering())
             if stay is not None:
-                stay.arriving += 1
-            try:
-                yield
-            finally:
-                self._arriving.discard(scope)
-                if stay is not None:
-                    stay.arriving -= 1
-                    stay.use()
-        if scope.cancelled_caught:
-            raise Draining(sentence)
+                doors.enter_context(stay.door.entering())
+                doors.callback(stay.use)
+            yield
 
     def _stay(self, order: NewTrial, run: str) -> Stay | None:
         if order.episode_id is None:
@@ -217,18 +226,43 @@ class Front:
             log.info("trial closed", extra=_facts(trial, why=why, unused_s=unused))
 
     async def close_episode(self, episode_id: str, why: str = "asked") -> None:
-        """Close what is open of an episode, and give back its slot. NotFound if it is closed already."""
-        if (stay := self._stays.pop(episode_id, None)) is None:
+        """Close what is open of an episode, and give back its slot. NotFound if it is closed already.
+
+        A trial of it that is being opened is turned back first. The episode keeps its name until it has nothing left,
+        so that no other one can come by its slot in the meantime.
+        """
+        if (stay := self._stays.get(episode_id)) is None or stay.door.is_shut:
             raise NotFound("episode", episode_id)
-        try:
-            for runtime_id in list(stay.trials):
-                with suppress(NotFound):
-                    await self.close(runtime_id, why)
-            with suppress(NotFound):  # none of its trials could be opened
-                await self.service.close_episode(episode_id)
-        finally:
-            if stay.turn is not None:
-                self._slots.give_back(stay.turn)
+        stay.door.shut()
+        with anyio.CancelScope(shield=True):
+            try:
+                await stay.door.emptied()
+                await self._close_stay(stay, why)
+            finally:
+                del self._stays[episode_id]
+                if stay.turn is not None:
+                    self._slots.give_back(stay.turn)
+
+    async def _close_stay(self, stay: Stay, why: str) -> None:
+        for runtime_id in list(stay.trials):
+            with suppress(NotFound):
+                await self.close(runtime_id, why)
+        with suppress(NotFound):  # none of its trials could be opened
+            await self.service.close_episode(stay.name)
+
+    async def forsake(self, runtime_id: str) -> None:
+        """Close a trial that its client never came for, and its episode where that is all there was of it."""
+        stay = self._stays.get(self.find(runtime_id).episode_id or "")
+        await self.close(runtime_id, "never fetched")
+        if stay is not None:
+            stay.opened -= 1
+            await self._close_unused(stay)
+
+    async def _close_unused(self, stay: Stay) -> None:
+        """Close an episode of which no client has, or had, a trial: none would, and it may hold a slot."""
+        if not stay.opened and not stay.door.in_use and not stay.door.is_shut:
+            with anyio.CancelScope(shield=True):
+                await self.close_episode(stay.name, "never fetched")
 
     # ---- the shared, serial surface of a task ----
 
@@ -253,7 +287,7 @@ class Front:
     async def _shared_guest(self, info: TaskInfo) -> Guest:
         """What stands for the shared trial. The gate is held for a call, a slot for as long as the trial is open."""
         if (guest := self._shared.get(info.task_id)) is None:
-            async with self._arrival():
+            with self._arrival():
                 guest = Guest(info.task_id, SHARED)
                 await self._place(info, guest, None)
                 self._shared[info.task_id] = guest
@@ -300,7 +334,7 @@ class Front:
             if guest.unused > limit:
                 tasks.start_soon(self._quietly, self.close, runtime_id, "idle")
         for episode_id, stay in self._stays.items():
-            if not stay.trials and not stay.arriving and stay.unused > limit:
+            if not stay.trials and not stay.door.in_use and stay.unused > limit:
                 tasks.start_soon(self._quietly, self.close_episode, episode_id, "idle")
         for task_id, guest in self._shared.items():
             if guest.unused > limit:
@@ -331,9 +365,7 @@ class Front:
 
     def drain(self) -> None:
         """Open no trial from now on."""
-        self.draining = True
-        for scope in list(self._arriving):
-            scope.cancel()
+        self._door.shut()
 
 
 def _wanted(order: NewTrial) -> dict[str, Any]:

@@ -10,10 +10,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import anyio
 
+from corral.door import Door
+from corral.errors import NotFound
 from corral.turns import Turn
 
 Gone = Callable[[], Awaitable[bool]]
@@ -87,6 +90,11 @@ class Stay(Guest):
     """An episode."""
 
     placing: anyio.Lock = field(default_factory=anyio.Lock)
-    arriving: int = 0
-    """Trials of it that are being opened."""
     trials: set[str] = field(default_factory=set)
+    opened: int = 0
+    """Trials of it that were opened, and that a client came for, as far as is known."""
+    door: Door = field(init=False)
+    """By which its trials come in."""
+
+    def __post_init__(self) -> None:
+        self.door = Door(partial(NotFound, "episode", self.name))

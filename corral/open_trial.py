@@ -14,6 +14,7 @@ import anyio
 
 from corral.call_history import CallHistory
 from corral.data import to_data
+from corral.door import Door
 from corral.errors import NotFound, SerializationError, SubmissionError, TrialError
 from corral.hosts import TrialHost
 from corral.lean import dataclass
@@ -39,6 +40,8 @@ class OpenTrial:
     fault: TrialError | None = None
     """What broke it."""
     worker: WorkerRef | None = None
+    warnings: tuple[str, ...] = ()
+    """What it began with that its record is to tell."""
     output: str = ""
     """The tail of what its process printed, where that was killed."""
     result: TaskTrialResult | None = None
@@ -113,6 +116,8 @@ class OpenTrial:
 class OpenEpisode:
     """The tasks of one trial round of a chain, and the lease that they share."""
 
+    door: Door
+    """By which its trials come in."""
     host: TrialHost | None = None
     turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     placing: anyio.Lock = field(default_factory=anyio.Lock)

@@ -180,7 +180,8 @@ class AsyncCorralRouter(Bound):
         """Open a trial runtime, waiting for a slot if need be."""
         call = calls.open_trial(task_id, benchmark_run_id, episode_id, trial_index=trial_index, seed=seed,
                                 tool_jobs_per_trial=tool_jobs_per_trial, outputs=outputs)  # fmt: skip
-        return self.note_opened(await self._send(call), benchmark_run_id, episode_id, trial_index)
+        self.note_episode(benchmark_run_id, episode_id)
+        return self.note_opened(await self._send(call), trial_index)
 
     def for_trial(
         self, trial_runtime_id: str, task_id: str, *, verbosity: Verbosity | None = None, workspace: str | None = None
@@ -352,7 +353,8 @@ class CorralRouter(Bound):
         """Open a trial runtime, waiting for a slot if need be."""
         call = calls.open_trial(task_id, benchmark_run_id, episode_id, trial_index=trial_index, seed=seed,
                                 tool_jobs_per_trial=tool_jobs_per_trial, outputs=outputs)  # fmt: skip
-        return self.note_opened(self._send(call), benchmark_run_id, episode_id, trial_index)
+        self.note_episode(benchmark_run_id, episode_id)
+        return self.note_opened(self._send(call), trial_index)
 
     def for_trial(
         self, trial_runtime_id: str, task_id: str, *, verbosity: Verbosity | None = None, workspace: str | None = None

@@ -7,17 +7,21 @@ Guarantees
     * Placement: "thread" runs in-process; "process" on a leased slot. Without a pool "process", and "serial" always,
       run one at a time.
     * A trial that is opened is closed exactly once, and its slot or gate is given back, however it ended.
+    * Closing an episode ends what is open of it and turns back what is being opened, and only then gives back its slot.
     * A call that passes its limit is ended from outside, the trial with it; the limit starts when the call starts.
     * Calls of one trial, and of one episode on a slot, run one after the other, however many an agent makes at once.
     * Closing a trial ends the call that is still under way; nobody gets its late answer.
     * A task of an episode gets the outputs of its parents.
+    * A call in this process that was given up keeps what must run alone waiting, for at most ``lingering.LINGER``
+      seconds; a trial that begins beside it then says so in its warnings.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from corral.door import Door
 from corral.errors import (
     ConfigError,
     ConfigureTimeout,
@@ -40,6 +45,7 @@ from corral.errors import (
 )
 from corral.hosts import InProcessHost
 from corral.lean import dataclass
+from corral.lingering import Lingering
 from corral.open_trial import OpenEpisode, OpenTrial
 from corral.pool.messages import Closed, Done
 from corral.pool.supervisor import WorkerPool
@@ -70,6 +76,23 @@ class ServiceLimits:
     close_timeout: float = 10.0
     setup_timeout: float | None = None
     """Of building a trial's environment and of its ``setup_fn``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is to be opened of a task."""
+
+    trial_index: int
+    seed: int
+    outputs: Mapping[str, Any]
+    tool_jobs: int
+    tool_calls: tuple[ToolCall, ...]
+
+    def spec(self, runtime_id: str, info: TaskInfo, outputs: Mapping[str, Any]) -> TrialSpec:
+        """The trial as its runtime is told of it. ``outputs``: those of its episode, which count for less."""
+        stores = (outputs, self.outputs)
+        needed = {parent: store[parent] for parent in info.parents for store in stores if parent in store}
+        return TrialSpec(runtime_id, info.task_id, self.trial_index, self.seed, needed, self.tool_jobs, self.tool_calls)
 
 
 def _within(seconds: float | None) -> AbstractContextManager[object]:
@@ -108,6 +131,7 @@ class TrialService:
         self._waits = waits
         self._gate = anyio.Semaphore(1)
         self._gate_holder: str | None = None
+        self._lingering = Lingering()
 
     # ---- opening and closing ----
 
@@ -125,17 +149,33 @@ class TrialService:
         """Open a trial runtime, waiting for a slot or the gate if need be.
 
         ``outputs`` are its parents', where they are not of this episode here. ``tool_calls`` were made before, of a
-        trial that is only to be scored again. Raises NotFound for an unknown task,
-        EnvStartError if the environment cannot be set up.
+        trial that is only to be scored again. Raises NotFound for an unknown task, or if the episode is closed
+        meanwhile, EnvStartError if the environment cannot be set up.
         """
         info = self._info(task_id)
         check_count(tool_jobs_per_trial, "tool_jobs_per_trial")
-        episode = self._episodes.setdefault(episode_id, OpenEpisode()) if episode_id is not None else None
-        trial = await self._placed(info, episode, trial_index, episode_id)
-        self.opening[TrialKey(task_id, trial_index)] = trial
-        stores = (episode.outputs if episode is not None else {}, outputs or {})
-        needed = {parent: store[parent] for parent in info.parents for store in stores if parent in store}
-        spec = TrialSpec(trial.runtime_id, task_id, trial_index, seed, needed, tool_jobs_per_trial, tool_calls)
+        order = _Order(trial_index, seed, outputs or {}, tool_jobs_per_trial, tool_calls)
+        if episode_id is None:
+            return await self._open(info, order)
+        episode = self._episode(episode_id)
+        with episode.door.entering():
+            trial = await self._open(info, order, episode_id, episode)
+            episode.open_trials.add(trial.runtime_id)
+        return trial
+
+    def _episode(self, episode_id: str) -> OpenEpisode:
+        if (episode := self._episodes.get(episode_id)) is None:
+            door = Door(partial(NotFound, "episode", episode_id))
+            episode = self._episodes[episode_id] = OpenEpisode(door)
+        return episode
+
+    async def _open(
+        self, info: TaskInfo, order: _Order, episode_id: str | None = None, episode: OpenEpisode | None = None
+    ) -> OpenTrial:
+        trial = await self._placed(info, episode, order.trial_index, episode_id)
+        key = TrialKey(info.task_id, order.trial_index)
+        self.opening[key] = trial
+        spec = order.spec(trial.runtime_id, info, episode.outputs if episode is not None else {})
         try:
             await self._open_within_limit(trial, spec)
         except BaseException as error:
@@ -144,13 +184,11 @@ class TrialService:
             await self._let_go(trial)
             if isinstance(error, TrialError):
                 error.output = error.output or trial.host.last_output()
-                error.closed = Closed().completed(trial.end_of_process())
+                error.closed = Closed(trial.warnings).completed(trial.end_of_process())
             raise
         finally:
-            self.opening.pop(TrialKey(task_id, trial_index), None)
+            self.opening.pop(key, None)
         self._trials[trial.runtime_id] = trial
-        if episode is not None:
-            episode.open_trials.add(trial.runtime_id)
         return trial
 
     async def _placed(
@@ -158,24 +196,30 @@ class TrialService:
     ) -> OpenTrial:
         """A trial that has its place, and is yet to be opened there."""
         trial = partial(OpenTrial, f"tr_{secrets.token_hex(8)}", info.task_id, trial_index, episode_id=episode_id)
+        gated = info.mode == "serial" or (info.mode == "process" and self.pool is None)
+        warnings = await (self._pass_gate(info.task_id) if gated else self._lingering.wait(gated=False))
         if info.mode == "process" and self.pool is not None:
             if episode is None:
-                return trial(await self.pool.acquire())
+                return trial(await self.pool.acquire(), warnings=warnings)
             async with episode.placing:  # two at once must not lease two slots
                 episode.host = episode.host or await self.pool.acquire()
-            return trial(episode.host, turn=episode.turn)
-        gated = info.mode != "thread"
-        if gated:
-            await self._pass_gate(info.task_id)
-        return trial(InProcessHost(self._source, self._work_root, seed_globals=gated), gated=gated)
+            return trial(episode.host, turn=episode.turn, warnings=warnings)
+        host = InProcessHost(self._source, self._work_root, seed_globals=gated)
+        return trial(host, gated=gated, warnings=warnings)
 
-    async def _pass_gate(self, task_id: str) -> None:
+    async def _pass_gate(self, task_id: str) -> tuple[str, ...]:
+        """Wait until the trial may run alone, and have the gate. What its record is to tell, if it does not."""
         if not self._waits and self._gate_holder is not None:
             raise ConfigError(
                 f"a trial of {task_id!r} must run alone here, and one of {self._gate_holder!r} is open: close it first"
             )
         await self._gate.acquire()
         self._gate_holder = task_id
+        try:
+            return await self._lingering.wait(gated=True)
+        except BaseException:
+            self._open_gate()
+            raise
 
     async def _open_within_limit(self, trial: OpenTrial, spec: TrialSpec) -> None:
         seconds = self._limits.setup_timeout
@@ -195,14 +239,19 @@ class TrialService:
 
     async def _let_go(self, trial: OpenTrial) -> None:
         """Give back what the trial held. An episode's lease stays with the episode."""
-        if trial.gated:
-            self._open_gate(trial)
-        pooled = not isinstance(trial.host, InProcessHost)
-        if pooled and trial.episode_id is None and self.pool is not None:
+        if isinstance(trial.host, InProcessHost):
+            self._leave(trial, trial.host)
+        elif trial.episode_id is None and self.pool is not None:
             await self.pool.release(trial.host)  # type: ignore[arg-type]
 
-    def _open_gate(self, trial: OpenTrial) -> None:
-        trial.gated = False
+    def _leave(self, trial: OpenTrial, host: InProcessHost) -> None:
+        if (mode := self._info(trial.task_id).mode) != "thread":
+            self._lingering.note(host, TrialKey(trial.task_id, trial.trial_index), mode)
+        if trial.gated:
+            trial.gated = False
+            self._open_gate()
+
+    def _open_gate(self) -> None:
         self._gate_holder = None
         self._gate.release()
 
@@ -217,7 +266,7 @@ class TrialService:
             closed = await self._close_within_limit(trial)
         finally:
             await self._let_go(trial)
-        return closed.completed(trial.end_of_process())
+        return replace(closed, warnings=trial.warnings + closed.warnings).completed(trial.end_of_process())
 
     async def _close_within_limit(self, trial: OpenTrial) -> Closed:
         seconds = self._limits.close_timeout
@@ -242,22 +291,34 @@ class TrialService:
             trial.turn.release()
 
     async def close_episode(self, episode_id: str) -> None:
-        """Close what is still open of an episode, and give back its slot."""
-        episode = self._episodes.pop(episode_id, None)
-        if episode is None:
+        """Close what is open of an episode, or is being opened, and give back its slot. NotFound for a second time.
+
+        It keeps its name until then, so that no trial can come by its slot, or begin another one of that name.
+        """
+        episode = self._episodes.get(episode_id)
+        if episode is None or episode.door.is_shut:
             raise NotFound("episode", episode_id)
+        episode.door.shut()
         with anyio.CancelScope(shield=True):
-            for runtime_id in list(episode.open_trials):
-                trial = self._trials.pop(runtime_id)
-                await self._close_within_limit(trial)
-                await self._let_go(trial)
-            if episode.host is not None and self.pool is not None:
-                await self.pool.release(episode.host)  # type: ignore[arg-type]
+            try:
+                await episode.door.emptied()
+                await self._close_trials(episode)
+                if episode.host is not None and self.pool is not None:
+                    await self.pool.release(episode.host)  # type: ignore[arg-type]
+            finally:
+                del self._episodes[episode_id]
+
+    async def _close_trials(self, episode: OpenEpisode) -> None:
+        while episode.open_trials:
+            trial = self._trials.pop(episode.open_trials.pop())
+            await self._close_within_limit(trial)
+            await self._let_go(trial)
 
     async def aclose(self) -> None:
         """Close every trial and episode."""
         for episode_id in list(self._episodes):
-            await self.close_episode(episode_id)
+            with suppress(NotFound):  # it is being closed
+                await self.close_episode(episode_id)
         for runtime_id in list(self._trials):
             await self.close_trial(runtime_id)
 
@@ -346,7 +407,8 @@ class TrialService:
         if task_id not in self._shared or self._shared[task_id] not in self._trials:
             trial = await self.create_trial(task_id)
             if trial.gated:  # only calls pass the gate here: a trial that stays open would keep it for good
-                self._open_gate(trial)
+                trial.gated = False
+                self._open_gate()
             self._shared[task_id] = trial.runtime_id
         return self._shared[task_id]
 

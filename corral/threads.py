@@ -56,6 +56,16 @@ async def call_blocking(function: Callable[[*Ts], T], *args: *Ts) -> T:
     return _delivered(outcome)  # type: ignore[no-any-return]
 
 
+def start_blocking(function: Callable[[*Ts], object], *args: *Ts) -> None:
+    """Run ``function(*args)`` in a daemon thread. Nobody waits for it, and what it raises is dropped."""
+
+    def job() -> None:
+        with contextlib.suppress(BaseException):
+            function(*args)
+
+    _start(job)
+
+
 def _delivered(outcome: list[tuple[bool, Any]]) -> Any:
     succeeded, value = outcome.pop()
     if succeeded:

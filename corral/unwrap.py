@@ -1,4 +1,4 @@
-"""Task groups wrap every exception in a group; users meet the exception itself."""
+"""Task groups wrap every exception in a group; users meet one exception, which they can catch by its class."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 import anyio
 
+TOLD = 5
+"""Exceptions of other kinds than the first that its notes tell of: enough to see what else there was."""
+
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raise the one exception that a group of the block holds, besides cancellations, instead of the group."""
+    """Raise one exception of those that a group of the block holds, instead of the group: see ``sole``."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -21,13 +24,29 @@ def unwrapped() -> Iterator[None]:
 
 
 def sole(error: BaseException) -> BaseException:
-    """The only exception inside nested groups, cancellations aside; the group where there are several."""
+    """The exception that stands for all inside nested groups; the group itself where there are only cancellations.
+
+    One cause is met by many tasks at once: a full disk, a Ctrl-C. So the first one stands for its like. Others, which
+    came in its wake, are told in its notes; a request to stop, which is no ``Exception``, goes before all of them.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
     cancelled = anyio.get_cancelled_exc_class()
-    if isinstance(error, BaseExceptionGroup):
-        leaves = [leaf for leaf in _leaves(error) if not isinstance(leaf, cancelled)]
-        if len(leaves) == 1:
-            return leaves[0]
-    return error
+    leaves = [leaf for leaf in _leaves(error) if not isinstance(leaf, cancelled)]
+    leaves.sort(key=lambda leaf: isinstance(leaf, Exception))  # stable: else in the order in which they came
+    if not leaves:
+        return error
+    first = leaves[0]
+    others = dict.fromkeys(said for leaf in leaves if (said := _said(leaf)) != _said(first))
+    for said in list(others)[:TOLD]:
+        first.add_note(f"besides: {said}")
+    if len(others) > TOLD:
+        first.add_note(f"and {len(others) - TOLD} more")
+    return first
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
 from corral import CorralRunner, Environment
-from corral.agents import ScriptedAgent
+from corral.agents import BaseAgent, ScriptedAgent
 from corral.blame import blame, blame_agent
 from corral.errors import AgentError, ToolError
 from tests.support.benches import Bench, bench, benches, sole
@@ -73,6 +74,35 @@ def test_an_error_of_the_trial_keeps_its_kind() -> None:
     error = ToolError("broken")
     assert blame_agent(error) is error
     assert blame(error) is error
+
+
+@pytest.mark.parametrize(
+    ("error", "failure", "message"),
+    [
+        (
+            ConnectionResetError("gone"),
+            "infrastructure",
+            "what the agent depends on failed: ConnectionResetError: gone",
+        ),
+        (LookupError("mine"), "agent", "the agent raised: LookupError: mine"),
+    ],
+)
+def test_what_failed_in_an_agent_s_own_task_group_is_to_blame(
+    error: Exception, failure: str, message: str, tmp_path: Path
+) -> None:
+    class Conductor(BaseAgent):
+        async def arun(self, interface: Any, task_id: str, **_: Any) -> str:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.ask)
+                tasks.start_soon(self.ask)
+            return "done"
+
+        async def ask(self) -> None:
+            raise error
+
+    made = CorralRunner(benches(a="thread"), agent_factory=lambda context: Conductor(), checkpoint_dir=tmp_path)
+    (trial,) = made.bench(progress=False, retries=0).trials
+    assert (trial.failure, trial.error_message) == (failure, message)
 
 
 @pytest.mark.parametrize("mode", ["thread", "process", "serial"])

@@ -177,6 +177,15 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(report: str, 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_full_disk_is_one_sentence_however_many_trials_end_at_it(tmp_path: Path) -> None:
+    done = corral(tmp_path, "--envs", ENVS, "--agent", "tests.support.shell_envs:at_a_full_disk", "--tasks", "t",
+                  "--trials", "4", "--size", "1", "--max-concurrency", "4", "--session", "full")  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert re.match(r"corral: cannot write \S+/full/journal\.jsonl: File too large\b", last), done.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
 @pytest.mark.parametrize("how", [["--json"], ["--quiet"], []])
 def test_output_that_cannot_be_written_is_told_and_the_report_is_there(how: list[str], tmp_path: Path) -> None:

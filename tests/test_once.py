@@ -150,7 +150,7 @@ async def test_a_trial_that_nobody_came_for_may_be_closed_already(caplog: pytest
     """As idle: the log is not to tell of a fault."""
 
     class Front:
-        async def close(self, runtime_id: str, why: str) -> None:
+        async def forsake(self, runtime_id: str) -> None:
             raise NotFound("trial", runtime_id)
 
     (undo,) = [each.undo for each in ENDPOINTS if each.undo is not None]

@@ -18,8 +18,9 @@ import pytest
 
 from corral import BenchmarkResult, CorralRunner, Environment, TrialContext, tool
 from corral.agents import AgentRunResult, BaseAgent, ScriptedAgent, ToolFailed
-from corral.errors import FailureKind, InfrastructureError, TrialError
+from corral.errors import FailureKind, InfrastructureError, JournalError, ProtocolError, TrialError
 from corral.jobs import Jobs
+from corral.journal import Journal
 from corral.report import stable_bytes
 from tests.support.benches import Bench, Mode, bench, benches, code, runner, sole
 from tests.support.pool_waiting import lives
@@ -869,3 +870,33 @@ def test_an_agent_that_submitted_by_itself_has_given_an_answer(tmp_path: Path) -
     made = CorralRunner(benches(a="thread"), agent_factory=lambda context: Submitter(), checkpoint_dir=tmp_path)
     (trial,) = made.bench(progress=False).trials
     assert (trial.graded, trial.score, trial.agent_status) == (True, 1.0, "success")
+
+
+class Meeting(BaseAgent):
+    """Ends when all have come."""
+
+    def __init__(self, table: threading.Barrier) -> None:
+        super().__init__()
+        self._table = table
+
+    def run(self, interface: Any, task_id: str, **_: Any) -> str:
+        self._table.wait(30)
+        return "done"
+
+
+@pytest.mark.parametrize("fault", [JournalError("cannot write it: no space"), MemoryError("a page")])
+def test_a_journal_that_fails_under_many_trials_is_one_error(
+    fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its class, and not in a group."""
+    table = threading.Barrier(8)
+
+    def broken(journal: Journal, lines: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(Journal, "append", broken)
+    made = CorralRunner(benches(a="thread"), agent_factory=lambda context: Meeting(table), checkpoint_dir=tmp_path)
+    expected = JournalError if isinstance(fault, JournalError) else ProtocolError
+    with pytest.raises(expected, match=r"no space|MemoryError") as caught:
+        made.bench(trials_per_task=8, max_concurrency=8, max_concurrency_per_task=8, progress=False)
+    assert getattr(caught.value, "__notes__", []) == []

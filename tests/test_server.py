@@ -473,6 +473,20 @@ def test_an_application_whose_lifespan_was_not_entered() -> None:
     assert (answer.status_code, "async with app.lifespan()" in answer.json()["detail"]) == (503, True)
 
 
+def test_what_fails_beside_an_application_comes_out_as_it_is() -> None:
+    """And not in the groups of the tasks that the application runs on."""
+    import anyio
+
+    app = create_benchmark_server({})
+
+    async def main() -> None:
+        async with app.lifespan():
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        anyio.run(main)
+
+
 # ---- those who vanish ----
 
 

@@ -25,6 +25,7 @@ import pytest
 from corral import CorralRouter
 from corral.errors import WorkerDied
 from corral.front import SWEEP
+from corral.once import GRACE
 from corral.protocol import KEY_HEADER, WAIT_HEADER
 from tests.support import serving as support
 from tests.support.raw_http import connected, request, until_closed
@@ -304,6 +305,41 @@ def test_an_episode_whose_client_is_gone_gives_its_slot_back_as_soon(impatient: 
         assert time.monotonic() - began < 10
         assert http.delete("/episodes/e").status_code == 404
         http.delete(f"/trials/{trial['trial_runtime_id']}")
+
+
+RUNNER = """
+import sys
+from corral import CorralRouter, CorralRunner
+from corral.agents import ScriptedAgent
+from tests.support.chains import solve
+with CorralRouter(sys.argv[1]) as router:
+    runner = CorralRunner(router, agent_factory=lambda context: ScriptedAgent(solve), checkpoint_dir=sys.argv[2])
+    runner.bench(progress=False)
+"""
+
+
+def test_a_runner_that_is_stopped_while_its_chain_waits_leaves_no_slot_behind(tmp_path: Path) -> None:
+    """It closes the episode while the server still waits to open the first trial of it, and does not leave that to the
+    server's patience with clients that have gone.
+    """
+    with (
+        serving(f"{ENVS}:diamond", "--pool-size", "1") as server,
+        httpx.Client(base_url=server.url, timeout=20, trust_env=False) as http,
+    ):
+        holder = http.post("/tasks/top/trials").json()["trial_runtime_id"]
+        client = subprocess.Popen([sys.executable, "-c", RUNNER, server.url, str(tmp_path)], cwd=ROOT)
+        try:
+            until(lambda: health(http)["waiting"] == 1, within=30)
+            client.send_signal(signal.SIGINT)
+            assert client.wait(20) != 0
+        finally:
+            client.kill()
+            client.wait()
+        until(lambda: health(http)["waiting"] == 0, within=GRACE / 2)
+        http.delete(f"/trials/{holder}")
+        until(lambda: _state(http) == (0, 0, 0))
+        assert http.post("/tasks/top/trials").json()["worker"]["slot"] == 0
+        assert server.stop() == 0
 
 
 # ---- workers that go away ----

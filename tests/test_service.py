@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from corral import Environment
 from corral.errors import ConfigError, EnvStartError, NotFound, TrialError, WorkerDied
-from corral.pool import WorkerPool, WorkerPoolConfig
-from corral.runtime import describe
 from corral.service import ServiceLimits, TrialService
-from corral.source import EnvironmentSource
 from corral.types import Action
 from tests.support.benches import Bench, Mode, benches
 from tests.support.chains import build_diamond
+from tests.support.services import service
 
 pytestmark = pytest.mark.anyio
-
-Build = Callable[[], dict[str, Environment]]
-
-
-@asynccontextmanager
-async def service(
-    build: Build, folder: Path, *, size: int = 0, limits: ServiceLimits | None = None
-) -> AsyncIterator[TrialService]:
-    """A service, on a pool if it has a size."""
-    source = EnvironmentSource(build)
-    if size:
-        async with WorkerPool(build, WorkerPoolConfig(size=size)) as pool:
-            made = TrialService(source, pool.catalogue, pool=pool, limits=limits, work_root=folder)
-            yield made
-            await made.aclose()
-    else:
-        made = TrialService(source, describe(source.here()), limits=limits, work_root=folder)
-        yield made
-        await made.aclose()
 
 
 async def python(made: TrialService, runtime_id: str, code: str) -> Any:
@@ -177,6 +154,48 @@ async def test_tasks_of_an_episode_share_one_slot_even_when_opened_at_once(tmp_p
         for trial in trials:
             with pytest.raises(NotFound):
                 made.find(trial.runtime_id)
+
+
+async def test_closing_an_episode_turns_back_what_waits_to_be_opened_in_it(tmp_path: Path) -> None:
+    async with service(benches(a="process", b="process"), tmp_path, size=1) as made:
+        holder = await made.create_trial("a")
+        refused: list[str] = []
+
+        async def late() -> None:
+            with pytest.raises(NotFound) as refusal:
+                await made.create_trial("b", episode_id="e")
+            refused.append(str(refusal.value))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(late)
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(10):
+                await made.close_episode("e")
+        assert refused == ["no episode 'e' is open here"]
+        with pytest.raises(NotFound):
+            await made.close_episode("e")
+        await made.close_trial(holder.runtime_id)
+        assert made.pool is not None
+        assert made.pool.statistics().leased == 0
+        with anyio.fail_after(10):  # and another one may have the name now
+            again = await made.create_trial("b", episode_id="e")
+        assert await python(made, again.runtime_id, "result = 1") == 1
+
+
+async def test_an_episode_takes_no_trial_while_it_is_closed(tmp_path: Path) -> None:
+    """One that came in then would have a slot that goes to somebody else in the next moment."""
+    async with service(benches(a="process", b="process"), tmp_path, size=1) as made:
+        open_ones = [await made.create_trial(task, episode_id="e") for task in "ab"]
+        async with anyio.create_task_group() as group:
+            group.start_soon(made.close_episode, "e")
+            await anyio.lowlevel.checkpoint()
+            with pytest.raises(NotFound, match="no episode 'e' is open here"):
+                await made.create_trial("a", episode_id="e")
+            for trial in open_ones:  # closed by name in the same moment, each is closed once
+                with suppress(NotFound):
+                    await made.close_trial(trial.runtime_id)
+        assert made.pool is not None
+        assert made.pool.statistics().leased == 0
 
 
 async def test_a_trial_that_broke_stays_broken(tmp_path: Path) -> None:

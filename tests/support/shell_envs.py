@@ -102,3 +102,19 @@ def plain(context: TrialContext) -> BaseAgent:
 
 
 no_function = 7
+
+
+def at_a_full_disk(context: TrialContext) -> ScriptedAgent:
+    """Four meet, and find that nothing can be written any more, with their results in hand."""
+
+    def solve(lab: Any, prompt: str) -> Any:
+        import resource
+
+        _TABLE.wait(30)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        return 1
+
+    return ScriptedAgent(solve)
+
+
+_TABLE = threading.Barrier(4)
