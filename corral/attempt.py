@@ -221,9 +221,8 @@ class TrialDriver:
                 else:
                     given = await call_blocking(_in_thread, log.agent, interface, job.key.task_id)
         except (Exception, SystemExit) as error:
-            failure = sole(
-                error
-            )  # an agent may have task groups of its own, and what failed in them says who is to blame
+            # An agent may have task groups of its own, and what failed in them says who is to blame.
+            failure = sole(error)
         if not isinstance(failure, TrialError):  # else it came by way of the router, which has seen it
             await self._connection.review(log.opened or {})
         if (fault := self._fault(log)) is not None:

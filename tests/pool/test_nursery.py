@@ -175,9 +175,10 @@ def test_what_a_script_takes_from_corral_at_its_top_is_known(tmp_path: Path, mon
 
 
 async def test_a_nursery_that_was_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nursery, "PATIENCE", 1.0)
     async with pool() as workers:
         before, first = await once(workers, PARENTS)
+        assert first == workers.statistics().nursery_pid
+        monkeypatch.setattr(nursery, "PATIENCE", 1.0)
         os.kill(first, signal.SIGSTOP)
         os.kill(before, signal.SIGKILL)
         await eventually(lambda: workers.statistics().workers[0].pid != before)
