@@ -76,9 +76,10 @@ class _Nursery:
             for descriptor in (self._link.fileno(), self._lifeline, *self._workers):
                 poll.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll()}
-            for descriptor in ready & self._workers.keys():
+            ended = ready & self._workers.keys()
+            for descriptor in ended:
                 self._report_end(descriptor)
-            if not ready <= self._workers.keys() and not self._serve():
+            if ready - ended and not self._serve():
                 break
         if guards.is_at_end(self._lifeline, PATIENCE):
             self._see_off()

@@ -174,6 +174,14 @@ def test_what_a_script_takes_from_corral_at_its_top_is_known(tmp_path: Path, mon
     assert taken_from_corral(MainScript(str(path))) == set()
 
 
+async def test_each_end_is_reported_also_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery, "STATUS_PATIENCE", 1000.0)  # nobody has to give up waiting for a report
+    with anyio.fail_after(30):
+        async with pool(size=3) as workers:
+            async with workers.lease(), workers.lease(), workers.lease():
+                assert workers.statistics().nursery_pid is not None
+
+
 async def test_a_nursery_that_was_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pool() as workers:
         before, first = await once(workers, PARENTS)
