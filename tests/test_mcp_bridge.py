@@ -83,8 +83,13 @@ async def test_images_and_numbers_that_are_none(served: Served) -> None:
             assert measured == {"result": {"nothing": None, "much": None, "odd": "?"}}
 
 
-async def test_a_tool_of_the_environment_keeps_its_name(served: Served) -> None:
-    async with AsyncCorralRouter(served.url) as router:
+async def test_a_tool_of_the_environment_keeps_its_name() -> None:
+    with serving(f"{ENVS}:ending") as server:
+        await _call_its_submit_answer(server.url)
+
+
+async def _call_its_submit_answer(url: str) -> None:
+    async with AsyncCorralRouter(url) as router:
         async with Client((await router.create_trial("ending"))["mcp_url"] + "?submit=true") as client:
             names = [tool.name for tool in (await client.list_tools()).tools]
             assert (names.count("submit_answer"), names.count("surrender_task")) == (1, 1)

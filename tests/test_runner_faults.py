@@ -441,7 +441,9 @@ def test_a_call_with_arguments_that_are_no_data_fails_and_the_trial_goes_on(
     mode: Mode, options: Options, tmp_path: Path
 ) -> None:
     def policy(lab: Any, prompt: str) -> Any:
-        with pytest.raises(ToolFailed, match=r"SerializationError: the call of tool 'python' gave a _thread.lock"):
+        with pytest.raises(
+            ToolFailed, match=r"SerializationError: the call of tool 'python' gave a value of type _thread.lock"
+        ):
             lab.call("python", code=threading.Lock())
         return 1
 

@@ -12,29 +12,32 @@ from corral.errors import ConfigError
 
 PER_WORKER = 4
 """Descriptors that a worker and its trial process cost at most, as measured while they start and end."""
+FEW = 16
+"""Descriptors for the pool's own: the nursery, a folder that is looked into, processes that are being started."""
 SPARE = 64
-"""Descriptors for all else: the journal, the nursery, a look into /proc, an agent's connections to its model."""
+"""Descriptors that are good to have for all else: an agent's connections to its model, a server's clients."""
 
 
 def make_room(workers: int) -> None:
-    """Raise this process's limit to what a pool of so many needs, where it is lower.
+    """Raise this process's limit to what a pool of so many needs, and some to spare, where it is lower.
 
-    ConfigError where the system does not allow that.
+    ConfigError where the system does not allow what is needed.
     """
     try:
         import resource
     except ImportError:  # Windows has no such limit
         return
-    needed = _open_now() + PER_WORKER * workers + SPARE
+    needed = _open_now() + PER_WORKER * workers + FEW
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    if soft == resource.RLIM_INFINITY or soft >= needed + SPARE:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
             f"a pool of {workers} needs some {needed} open files, and the system allows this process {hard} "
             "(ulimit -Hn): take a smaller pool, or have the limit raised"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    wanted = needed + SPARE if hard == resource.RLIM_INFINITY else min(needed + SPARE, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _open_now() -> int:

@@ -56,7 +56,11 @@ def build() -> dict[str, Environment]:
 
 
 def threads() -> dict[str, Environment]:
-    return {"thread": Camera("thread"), "other": Bench("other"), "ending": OwnEnding("ending")}
+    return {"thread": Camera("thread"), "other": Bench("other")}
+
+
+def ending() -> dict[str, Environment]:
+    return {"ending": OwnEnding("ending")}
 
 
 def processes() -> dict[str, Environment]:
