@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corral.environment import Environment, check_complete, given_to
 from corral.errors import ConfigError, EnvStartError, ErrorRecord, ScoringError, TrialError
@@ -16,15 +15,19 @@ from corral.forks import OnlyHere
 from corral.tools import Tool
 from corral.types import TaskInfo, shown
 
+if TYPE_CHECKING:
+    from corral.fingerprint import Code
+
 
 def describe(environments: Any) -> dict[str, TaskInfo]:
     """What the supervisor needs to know of each task; ConfigError where this is no mapping of environments."""
-    sources: dict[type, str] = {}
+    from corral.fingerprint import Code  # only the one worker that describes the environments needs it
+
+    tasks = _checked(environments)
+    code = Code({type(env).__module__.partition(".")[0] for env in tasks.values()})
     return {
-        task_id: TaskInfo(
-            task_id, env.concurrency, tuple(env.parents), env.configures, env.fresh, _digest(env, sources)
-        )
-        for task_id, env in _checked(environments).items()
+        task_id: TaskInfo(task_id, env.concurrency, tuple(env.parents), env.configures, env.fresh, _digest(env, code))
+        for task_id, env in tasks.items()
     }
 
 
@@ -71,27 +74,21 @@ def load(build: Callable[[], Any]) -> dict[str, Environment]:
     return dict(environments)
 
 
-def _digest(env: Environment, sources: dict[type, str]) -> str:
-    import hashlib  # only the one worker that describes the environments needs it, and what it loads
+def _digest(env: Environment, code: Code) -> str:
+    import hashlib
 
-    from corral.fingerprint import code_of, data_of
+    from corral.fingerprint import data_of
 
     cls = type(env)
-    if cls not in sources:
-        try:
-            sources[cls] = inspect.getsource(cls) if cls.__module__.startswith("corral.") else ""
-        except (OSError, TypeError):
-            sources[cls] = ""
     definition = env.definition
     functions = [definition.scoring_fn, definition.prompt_fn, definition.setup_fn] if definition else []
     tools = env.get_tools().values()
     facts = {
         # A script is __main__ in the supervisor and __mp_main__ in a spawned worker.
         "class": f"{cls.__module__}.{cls.__qualname__}".replace("__mp_main__.", "__main__."),
-        "source": sources[cls],
         "version": str(env.version),
         "tools": [tool.schema("full") for tool in tools],
-        "code": code_of([cls, *tools, *filter(None, functions)]),
+        "code": code.of([cls, *tools, *filter(None, functions)]),
         "data": [data_of(definition), data_of(given_to(env))],
     }
     text = json.dumps(facts, sort_keys=True, default=str)

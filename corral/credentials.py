@@ -13,7 +13,7 @@ def header_value(given: object, what: str) -> str:
     ConfigError, which says ``what`` it is and does not show it, where no HTTP header can carry it.
     """
     text = given.strip() if isinstance(given, str) else None
-    if text is None or not text.isascii() or not (text.isprintable() or not text):
+    if text is None or not text.isascii() or not text.isprintable():
         raise ConfigError(f"{what} must be text of printable ASCII characters (what was given is not shown here)")
     return text
 

@@ -63,10 +63,10 @@ def array_bytes(data: Any) -> int:
     size, rest = 0, [data]
     while rest:
         part = rest.pop()
-        if type(part) is dict:
-            rest.extend(part.values())
-        elif type(part) is list:
-            rest.extend(part)
+        if type(part) is dict or type(part) is list:
+            inside = part.values() if type(part) is dict else part
+            if not _FLAT.issuperset(map(type, inside)):  # by C's own loop: a long list of numbers is common
+                rest.extend(inside)
         elif _is_numpy(part, "ndarray"):
             size += part.nbytes
     return size

@@ -25,23 +25,51 @@ from typing import Any
 from corral.installed import is_installed
 from corral.tools import Tool
 
+_Place = tuple[str, str]
+"""A module and a name at its top."""
 
-def code_of(things: Iterable[Any]) -> list[str]:
-    """The definitions that functions, classes and tools depend on, each as text, always in the same order."""
-    found = _Found()
-    for thing in things:
-        found.add(thing)
-    return sorted(found.texts)
+
+class Code:
+    """The user's code, read once for all the tasks of a set.
+
+    ``packages``: the first names of modules that count as the user's, wherever they are installed.
+    """
+
+    def __init__(self, packages: Iterable[str] = ()) -> None:
+        self._packages = frozenset(packages)
+        self._sources: dict[str, _Source | None] = {}
+
+    def of(self, things: Iterable[Any]) -> list[str]:
+        """The definitions that functions, classes and tools depend on, each by a hash, always in the same order."""
+        found = _Found(self)
+        for thing in things:
+            found.add(thing)
+        return sorted(found.definitions)
+
+    def source_of(self, module: str) -> _Source | None:
+        """A module's text. None for what is not the user's, and for what has no text."""
+        if module not in self._sources:
+            self._sources[module] = _Source.of(module) if self.has(module) else None
+        return self._sources[module]
+
+    def has(self, module: str) -> bool:
+        """Whether a module is the user's own: neither installed nor Corral's, but for the benchmarks that it brings."""
+        first = module.partition(".")[0]
+        if first == "corral":
+            return module.startswith("corral.envs.")
+        if first in self._packages:
+            return True
+        file = getattr(sys.modules.get(module), "__file__", None)
+        return module not in sys.builtin_module_names and not (isinstance(file, str) and is_installed(file))
 
 
 class _Found:
     """The definitions so far."""
 
-    def __init__(self) -> None:
-        self.texts: set[str] = set()
-        self._seen: set[tuple[str, str]] = set()
-        """Module and name of what was followed."""
-        self._sources: dict[str, _Source | None] = {}
+    def __init__(self, code: Code) -> None:
+        self.definitions: set[str] = set()
+        self._code = code
+        self._seen: set[_Place] = set()
 
     def add(self, thing: Any) -> None:
         """A function, class or tool, and what it names."""
@@ -60,17 +88,18 @@ class _Found:
 
     def _add_class(self, cls: type) -> None:
         self._follow(cls.__module__, cls.__qualname__.partition(".")[0])
-        if self._source_of(cls.__module__) is None and _is_users(cls.__module__):
+        if self._code.source_of(cls.__module__) is None and self._code.has(cls.__module__):
             for function in filter(inspect.isfunction, vars(cls).values()):
                 self._add_function(function)
 
     def _add_function(self, function: FunctionType) -> None:
-        source = self._source_of(function.__module__)
+        module = function.__module__ or ""
+        source = self._code.source_of(module)
         name = source.name_at(function.__code__.co_firstlineno) if source is not None else None
         if name is not None:
-            self._follow(function.__module__, name)
-        elif _is_users(function.__module__):
-            self.texts.add(f"{function.__qualname__}: {_bytecode(function.__code__)}")
+            self._follow(module, name)
+        elif self._code.has(module):
+            self.definitions.add(f"{function.__qualname__}: {_hash(_bytecode(function.__code__))}")
 
     def _follow(self, module: str, name: str) -> None:
         rest = [(module, name)]
@@ -78,23 +107,10 @@ class _Found:
             if (place := rest.pop()) in self._seen:
                 continue
             self._seen.add(place)
-            module, name = place
-            source = self._source_of(module)
-            if source is None:
-                continue
-            for definition in source.definitions.get(name, ()):
-                if isinstance(definition, ast.Import | ast.ImportFrom):
-                    continue  # where it is from is not what it is
-                self.texts.add(f"{_stable(module)}.{name}: {ast.dump(definition)}")
-                rest += source.named_in(definition)
-            rest += source.imported(name)
-
-    def _source_of(self, module: str | None) -> _Source | None:
-        if module is None:
-            return None
-        if module not in self._sources:
-            self._sources[module] = _Source.of(module)
-        return self._sources[module]
+            if (source := self._code.source_of(place[0])) is not None:
+                definitions, named = source.defined(place[1])
+                self.definitions.update(definitions)
+                rest += named
 
 
 class _Source:
@@ -102,21 +118,21 @@ class _Source:
 
     def __init__(self, module: ModuleType, tree: ast.Module) -> None:
         self._module = module
-        self.definitions: dict[str, list[ast.stmt]] = {}
+        self._statements: dict[str, list[ast.stmt]] = {}
         """At the module's top, by the names that they bind."""
+        self._defined: dict[str, tuple[list[str], list[_Place]]] = {}
         self._lines: list[tuple[int, int, str]] = []
         for statement in _statements(tree.body):
             for name in _bound_by(statement):
-                self.definitions.setdefault(name, []).append(statement)
+                self._statements.setdefault(name, []).append(statement)
                 first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
                 self._lines.append((first, statement.end_lineno or first, name))
 
     @classmethod
     def of(cls, name: str) -> _Source | None:
-        """None for what is installed, and for what has no text."""
+        """None for what has no text."""
         module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
-        if module is None or not isinstance(file, str) or not _is_users(name):
+        if module is None or not isinstance(getattr(module, "__file__", None), str):
             return None
         try:
             return cls(module, ast.parse(inspect.getsource(module)))
@@ -127,7 +143,23 @@ class _Source:
         """What is defined at the top around a line."""
         return next((name for first, last, name in self._lines if first <= line <= last), None)
 
-    def named_in(self, definition: ast.stmt) -> Iterator[tuple[str, str]]:
+    def defined(self, name: str) -> tuple[list[str], list[_Place]]:
+        """What a name at the top is, each definition by a hash, and what these name or where it is from."""
+        if name not in self._defined:
+            self._defined[name] = self._look_up(name)
+        return self._defined[name]
+
+    def _look_up(self, name: str) -> tuple[list[str], list[_Place]]:
+        definitions, named = [], list[_Place]()
+        for statement in self._statements.get(name, ()):
+            if isinstance(statement, ast.ImportFrom):
+                named += self._imported(statement, name)
+            elif not isinstance(statement, ast.Import):  # where it is from is not what it is
+                definitions.append(f"{_stable(self._module.__name__)}.{name}: {_hash(ast.dump(statement))}")
+                named += self._named_in(statement)
+        return definitions, named
+
+    def _named_in(self, definition: ast.stmt) -> Iterator[_Place]:
         """Names of this module's top that a definition uses, and of other modules' that it gets at as attributes."""
         own = self._module.__name__
         for node in ast.walk(definition):
@@ -136,11 +168,9 @@ class _Source:
             elif isinstance(node, ast.Attribute) and (other := self._module_named(node.value)) is not None:
                 yield other, node.attr
 
-    def imported(self, name: str) -> Iterator[tuple[str, str]]:
-        """What a name that is imported here is where it is from."""
-        for statement in self.definitions.get(name, ()):
-            if isinstance(statement, ast.ImportFrom) and (module := self._origin(statement)) is not None:
-                yield from ((module, alias.name) for alias in statement.names if (alias.asname or alias.name) == name)
+    def _imported(self, statement: ast.ImportFrom, name: str) -> Iterator[_Place]:
+        if (module := self._origin(statement)) is not None:
+            yield from ((module, alias.name) for alias in statement.names if (alias.asname or alias.name) == name)
 
     def _origin(self, statement: ast.ImportFrom) -> str | None:
         if not statement.level:
@@ -188,12 +218,8 @@ def _bytecode(code: CodeType) -> str:
     return f"{code.co_code.hex()} {code.co_names} {parts}"
 
 
-def _is_users(module: str) -> bool:
-    """Whether a module is the user's own: neither installed nor Corral's."""
-    if module == "corral" or module.startswith("corral."):
-        return False
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return module not in sys.builtin_module_names and not (isinstance(file, str) and is_installed(file))
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _stable(module: str) -> str:

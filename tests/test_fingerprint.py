@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.fingerprint import data_of
+from corral.fingerprint import Code, data_of
 from tests.support.scripts import python
 
 ENVS = """
@@ -124,6 +125,29 @@ def test_what_a_task_depends_on(
 ) -> None:
     after = digests(file, old, new)
     assert [task for task in before if after[task] != before[task]] == ([changed] if changed else [])
+
+
+@pytest.mark.parametrize(("module", "packages", "has"), [
+    ("anyio.abc", [], False), ("anyio.abc", ["anyio"], True), ("json", [], False), ("sys", [], False),
+    ("corral.environment", ["corral"], False), ("corral.envs.wetlab.bench", [], True), (__name__, [], True),
+])  # fmt: skip
+def test_whose_code_a_module_is(module: str, packages: list[str], has: bool) -> None:
+    assert Code(packages).has(module) == has
+
+
+def test_many_tasks_read_their_module_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    parse = ast.parse
+
+    def counted(text: str) -> ast.Module:
+        read.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(ast, "parse", counted)
+    code = Code()
+    assert code.of([test_equal_data]) == code.of([test_equal_data])
+    assert code.of([Thing]) != code.of([test_equal_data])
+    assert len(read) == 1
 
 
 class Thing:

@@ -77,8 +77,8 @@ BRIDGE = "pool.entry"
 ONLY = {
     "envs.*": {"envs.*", "environment", "tools", "tasks", "types", "data", "errors"},
     "agents.*": {
-        "agents.*", "call_history", "credentials", "data", "errors", "leash", "routers", "scratch", "threads", "tools",
-        "types",
+        "agents.*", "call_history", "credentials", "data", "errors", "leash", "plain", "routers", "scratch", "threads",
+        "tools", "types",
     },
     "envs.wetlab.agents": {"envs.*", "agents.*", "types", "errors"},
 }  # fmt: skip

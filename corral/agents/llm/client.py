@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,6 +27,7 @@ from corral.agents.llm.errors import ContextExceeded, EndpointError, RequestRefu
 from corral.agents.llm.messages import Message, Reply
 from corral.agents.remarks import remark
 from corral.credentials import without_login
+from corral.plain import plain
 
 if TYPE_CHECKING:
     from corral.agents.llm.throttle import Throttle
@@ -185,15 +185,7 @@ def _written(body: Any) -> str:
     try:
         return json.dumps(body, allow_nan=False, default=str)
     except ValueError:
-        return json.dumps(_finite(json.loads(json.dumps(body, default=str))))
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {name: _finite(value) for name, value in data.items()}
-    if isinstance(data, list):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not isfinite(data) else data
+        return json.dumps(plain(body))
 
 
 def _elsewhere(headers: Mapping[str, str]) -> str:
