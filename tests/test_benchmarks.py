@@ -176,7 +176,7 @@ def test_fresh_and_memory_measure_every_mode(tmp_path: Path) -> None:
     held = rows(run(tmp_path, "memory", "--environments", "light", "--size", "2"), "What processes hold")
     assert all(0 < row["USS"] <= row["PSS"] <= row["RSS"] for row in held.values())
     worker, trial = held["worker idle, light, fork"], held["  the trial process, light, fork"]
-    assert trial["USS"] < worker["USS"]
+    assert trial["RSS"] < worker["RSS"]  # a fork maps what it touches; what either has alone depends on who shares it
     assert held["a pool of 2 idle, all its processes, light, fork"]["RSS"] > 1.5 * worker["RSS"]
     base = held["bare interpreter with anyio, cloudpickle, pydantic"]
     assert worker["/ bare"] == pytest.approx(worker["RSS"] / base["RSS"])

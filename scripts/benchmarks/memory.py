@@ -96,8 +96,8 @@ async def workers(found: dict[str, Memory], name: str, fresh: str, size: int) ->
     what = f"{name}, {fresh}"
     async with serving(build, 1, fresh=fresh) as served:
         task_id = next(iter(served.pool.catalogue))
+        await anyio.sleep(WARM)  # the process that waits for a trial is there then, and shares the worker's pages
         worker = found[f"worker idle, {what}"] = Memory.of(served.pids()[0])
-        await anyio.sleep(WARM)
         if waiting := descendants(served.pids()[0]):
             found[f"  the process that waits, {what}"] = Memory.of_all(waiting)
         trial = await served.open(task_id)
